@@ -1,0 +1,278 @@
+"""Checks of a finished ONNX file. Each either adds to the evidence or fails with a reason.
+
+They read the file, not the exporter's objects: what is checked is what will be deployed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+import onnx_ir as ir
+from torch import Tensor, nn
+
+from export.precision import ANY, Rule
+from export.stages import DYNAMIC, StageSpec
+from ldlm.config import LDLMConfig
+from ldlm.errors import GraphCheckError
+
+# Constants that are no parameters: axes, epsilons, shapes.
+SCALARS_ALLOWED = 4096
+
+
+class Evidence(TypedDict):
+    """What the checks found, for the manifest."""
+
+    opset: int
+    nodes: int
+    parameter_bytes: int
+    external_data: str
+    layer_norms_float32: int
+    capped_attentions: int
+    fused_attentions: int
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Every distinct parameter and buffer of a module; what its graph should hold."""
+    tensors = dict(module.named_parameters())
+    tensors.update(module.named_buffers())
+    return tensors
+
+
+def check_graph(
+    path: Path,
+    spec: StageSpec,
+    config: LDLMConfig,
+    module: nn.Module,
+    rules: tuple[Rule, ...],
+    opset: int,
+) -> Evidence:
+    """Run every check on one file.
+
+    Args:
+        path: the .onnx file, its external data beside it.
+        spec, config: what the stage should look like.
+        module: the module it was traced from, with the policy applied.
+        rules: the policy.
+        opset: the opset asked for.
+
+    Raises:
+        GraphCheckError: naming what is not as asked.
+    """
+    model = ir.load(path)
+    graph = model.graph
+    _check_opset(model, spec, opset)
+    _check_signature(graph, spec, config)
+    _check_inputs_used(graph, spec)
+    norms = _check_layer_norms(graph, spec, module, rules)
+    capped = _check_softcap(graph, spec, config, rules)
+    data = _check_external_data(path, graph, spec)
+    size = _check_size(graph, spec, module)
+    return Evidence(
+        opset=opset,
+        nodes=len(graph),
+        parameter_bytes=size,
+        external_data=data,
+        layer_norms_float32=norms,
+        capped_attentions=capped,
+        fused_attentions=sum(node.op_type == "Attention" for node in graph),
+    )
+
+
+def _check_opset(model: ir.Model, spec: StageSpec, opset: int) -> None:
+    found = model.opset_imports.get("")
+    if found != opset:
+        raise GraphCheckError(
+            "the file has another opset than asked for", stage=spec.name, expected=opset, got=found
+        )
+    foreign = [domain for domain in model.opset_imports if domain]
+    if foreign or model.functions:
+        raise GraphCheckError(
+            "the file uses operators of other domains",
+            stage=spec.name,
+            expected="standard ONNX only",
+            got=", ".join(foreign) or "local functions",
+        )
+
+
+def _check_signature(graph: ir.Graph, spec: StageSpec, config: LDLMConfig) -> None:
+    """Names, order, dtypes and shapes; dynamic axes by their dim_param."""
+    for values, tensors in ((graph.inputs, spec.inputs), (graph.outputs, spec.outputs)):
+        found = [value.name for value in values]
+        names = [tensor.name for tensor in tensors]
+        if found != names:
+            raise GraphCheckError(
+                "the file has other inputs or outputs", stage=spec.name, expected=names, got=found
+            )
+        for value, tensor in zip(values, tensors, strict=True):
+            dims = [] if value.shape is None else list(value.shape)
+            got = [str(d.value) if isinstance(d, ir.SymbolicDim) else d for d in dims]
+            expected = list(tensor.shape(config, {axis: axis for axis in DYNAMIC}))
+            dtype = value.dtype.numpy().name if value.dtype is not None else "no dtype"
+            if got != expected or dtype != tensor.dtype:
+                raise GraphCheckError(
+                    "an input or output is not as specified; a number where a name is expected "
+                    "means that the export was specialised to its example",
+                    stage=spec.name,
+                    tensor=tensor.name,
+                    expected=f"{tensor.dtype} {expected}",
+                    got=f"{dtype} {got}",
+                )
+
+
+def _check_inputs_used(graph: ir.Graph, spec: StageSpec) -> None:
+    for value in graph.inputs:
+        if not value.uses():
+            raise GraphCheckError(
+                "the graph does not use an input",
+                stage=spec.name,
+                tensor=value.name,
+                remedy="give every input an example tensor of its own when exporting",
+            )
+
+
+def _check_layer_norms(
+    graph: ir.Graph, spec: StageSpec, module: nn.Module, rules: tuple[Rule, ...]
+) -> int:
+    """As many LayerNormalization nodes as modules; data, scale and result in the rule's dtype."""
+    from ldlm.layers import BiaslessLayerNorm
+
+    expected = sum(isinstance(child, BiaslessLayerNorm) for child in module.modules())
+    nodes = [node for node in graph if node.op_type == "LayerNormalization"]
+    if len(nodes) != expected:
+        raise GraphCheckError(
+            "the file has another number of LayerNormalization nodes than the module has norms",
+            stage=spec.name,
+            expected=expected,
+            got=len(nodes),
+        )
+    dtype = rule_dtype(rules, spec.weights, "layer_norm")
+    for node in nodes:
+        for value in (*node.inputs, node.outputs[0]):
+            if value is not None and value.dtype != dtype:
+                raise GraphCheckError(
+                    "a LayerNormalization is not in the dtype of its policy",
+                    stage=spec.name,
+                    tensor=value.name,
+                    expected=dtype,
+                    got=value.dtype,
+                )
+    return len(nodes)
+
+
+def _check_softcap(
+    graph: ir.Graph, spec: StageSpec, config: LDLMConfig, rules: tuple[Rule, ...]
+) -> int:
+    """One Tanh per capped attention, feeding a Softmax, both in the rule's dtype."""
+    for node in graph:
+        if node.op_type == "Attention" and node.attributes.get_float("softcap", 0.0):
+            raise GraphCheckError(
+                "an Attention node carries a softcap, which TensorRT refuses",
+                stage=spec.name,
+                tensor=node.name,
+            )
+    expected = spec.capped_attentions(config)
+    tanhs = [node for node in graph if node.op_type == "Tanh"]
+    softmaxes = [node for node in graph if node.op_type == "Softmax"]
+    for found, what in ((len(tanhs), "Tanh"), (len(softmaxes), "Softmax")):
+        if found != expected:
+            raise GraphCheckError(
+                f"the file does not have one {what} per capped attention",
+                stage=spec.name,
+                expected=expected,
+                got=found,
+                remedy="a missing Tanh means that the softcap was lost in the export",
+            )
+    if not expected:
+        return 0
+    dtype = rule_dtype(rules, spec.weights, "softcap_softmax")
+    for node in (*tanhs, *softmaxes):
+        for value in (node.inputs[0], node.outputs[0]):
+            if value is None or value.dtype != dtype:
+                raise GraphCheckError(
+                    f"a {node.op_type} of the capped softmax is not in the dtype of its policy",
+                    stage=spec.name,
+                    tensor=node.name,
+                    expected=dtype,
+                    got=None if value is None else value.dtype,
+                )
+    for node in softmaxes:
+        if not _reaches(node, "Tanh", through=("Mul",)):
+            raise GraphCheckError(
+                "a Softmax is not fed by the softcap", stage=spec.name, tensor=node.name
+            )
+    return expected
+
+
+def _check_external_data(path: Path, graph: ir.Graph, spec: StageSpec) -> str:
+    """All external tensors in the one file that the stage's weights belong to."""
+    expected = f"{spec.weights}.onnx.data"
+    found = {
+        str(value.const_value.location)
+        for value in graph.initializers.values()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
+    if found != {expected} or not (path.parent / expected).is_file():
+        raise GraphCheckError(
+            "the weights are not in one file beside the graph",
+            stage=spec.name,
+            expected=expected,
+            got=sorted(found) or "none",
+        )
+    return expected
+
+
+def _check_size(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
+    """The file holds each parameter once and hardly anything else."""
+    found: Counter[str] = Counter()
+    for array in _constants(graph):
+        found[array.dtype.numpy().name] += array.nbytes
+    expected: Counter[str] = Counter()
+    for tensor in tensors_of(module).values():
+        expected[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
+    for dtype in expected | found:
+        surplus = found[dtype] - expected[dtype]
+        if not 0 <= surplus <= SCALARS_ALLOWED:
+            raise GraphCheckError(
+                "the file does not hold the stage's parameters once each",
+                stage=spec.name,
+                tensor=f"all of {dtype}",
+                expected=f"{expected[dtype]:,} bytes",
+                got=f"{found[dtype]:,} bytes",
+                remedy="shared weights written twice, or weights folded away, show up here",
+            )
+    return sum(found.values())
+
+
+def _constants(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            yield value.const_value
+    for node in graph:
+        if node.op_type == "Constant" and (attribute := node.attributes.get("value")) is not None:
+            yield attribute.as_tensor()
+
+
+def rule_dtype(rules: tuple[Rule, ...], stage: str, what: str) -> ir.DataType:
+    """The dtype that a policy gives to a kind of computation in a stage."""
+    rule = next(r for r in rules if r.applies(stage) and r.what in (ANY, what))
+    return {
+        "float32": ir.DataType.FLOAT,
+        "float16": ir.DataType.FLOAT16,
+        "bfloat16": ir.DataType.BFLOAT16,
+    }[rule.dtype]
+
+
+def _reaches(node: ir.Node, op_type: str, through: tuple[str, ...]) -> bool:
+    """Whether an op of this type is upstream, with only `through` between."""
+    for value in node.inputs:
+        producer = None if value is None else value.producer()
+        if producer is None:
+            continue
+        if producer.op_type == op_type:
+            return True
+        if producer.op_type in through and _reaches(producer, op_type, through):
+            return True
+    return False

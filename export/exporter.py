@@ -1,0 +1,154 @@
+"""One stage, one precision: torch module -> ONNX files that have passed their checks."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from export import checks, precision
+from export.passes.argmax_tail import argmax_tail
+from export.passes.strip_metadata import strip_metadata
+from export.stages import DYNAMIC, EXAMPLE, STAGES, StageSpec, graph_ranges, stage
+from ldlm import files
+from ldlm.errors import ExportError
+
+if TYPE_CHECKING:
+    from ldlm.config import LDLMConfig
+    from ldlm.model import LDLM
+
+OPSET = 23  # the first with Attention; both runtimes read it
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """One ONNX file and what its checks found.
+
+    Attributes:
+        spec: the stage.
+        path: the .onnx file.
+        data: the external data file that it reads.
+        evidence: what the checks counted.
+    """
+
+    spec: StageSpec
+    path: Path
+    data: Path
+    evidence: checks.Evidence
+
+
+def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> list[ExportedGraph]:
+    """Export a stage in a precision; stages that share its weights come with it.
+
+    The files are written to a temporary folder, checked there, and only then moved to `folder`.
+
+    Args:
+        model: float32, in eval mode, on the CPU.
+        name: a stage of `export.stages.STAGES`.
+        precision_name: a policy of `export.precision.POLICIES`.
+        folder: where `<stage>.onnx` and `<stage>.onnx.data` go.
+
+    Returns:
+        One entry per ONNX file (the token decoder has two, with ids and with logits).
+
+    Raises:
+        ConfigError: no such stage or precision.
+        ExportError: the stage cannot be exported, or the file fails a check.
+        DiskSpaceError: the disk is full.
+    """
+    weights = stage(name).weights
+    rules = precision.policy(precision_name)
+    specs = [spec for spec in STAGES if spec.weights == weights]
+    traced = specs[-1]  # of the token decoder's two ends, the one that has the logits
+    module = precision.apply(traced.build(model), weights, rules).eval()
+    size = sum(tensor.nbytes for tensor in checks.tensors_of(module).values())
+    files.require_space(folder, size + (8 << 20))
+
+    with files.staging_folder(folder) as staging:
+        data = f"{weights}.onnx.data"
+        path = staging / f"{traced.name}.onnx"
+        _save(_trace(module, traced, model.config), path, data)
+        for spec in specs[:-1]:
+            _derive(path, staging / f"{spec.name}.onnx", spec)
+        evidence = [
+            checks.check_graph(staging / f"{s.name}.onnx", s, model.config, module, rules, OPSET)
+            for s in specs
+        ]
+        # The old graphs go first and the new ones come last: at no moment does an .onnx file
+        # stand beside another's weights.
+        for spec in specs:
+            (folder / f"{spec.name}.onnx").unlink(missing_ok=True)
+        files.publish(staging / data, folder / data)
+        for spec in specs:
+            files.publish(staging / f"{spec.name}.onnx", folder / f"{spec.name}.onnx")
+    return [
+        ExportedGraph(spec, folder / f"{spec.name}.onnx", folder / data, found)
+        for spec, found in zip(specs, evidence, strict=True)
+    ]
+
+
+def example_inputs(spec: StageSpec, config: LDLMConfig) -> tuple[Tensor, ...]:
+    """Random inputs for tracing, a tensor of its own for every input.
+
+    The same tensor for two inputs would be merged into one by the exporter.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        torch.rand(tensor.shape(config, EXAMPLE), generator=generator) for tensor in spec.inputs
+    )
+
+
+def _trace(module: nn.Module, spec: StageSpec, config: LDLMConfig) -> ir.Model:
+    """torch.export with the stage's dynamic axes, then translation to ONNX."""
+    ranges = graph_ranges(config)
+    dims = {axis: torch.export.Dim(axis, min=r.min, max=r.max) for axis, r in ranges.items()}
+    dynamic_shapes = tuple(
+        {i: dims[axis] for i, axis in enumerate(tensor.axes) if axis in DYNAMIC}
+        for tensor in spec.inputs
+    )
+    quiet = logging.getLogger("torch.onnx._internal.exporter")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)  # it reports that torchvision is not installed
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            # Deprecations inside torch's own exporter; nothing that a user could act on.
+            warnings.simplefilter("ignore", (DeprecationWarning, FutureWarning, UserWarning))
+            program = torch.onnx.export(
+                module,
+                example_inputs(spec, config),
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=dynamic_shapes,
+                input_names=[tensor.name for tensor in spec.inputs],
+                output_names=[tensor.name for tensor in spec.outputs],
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ExportError(
+            "torch.onnx could not export the stage", stage=spec.name, got=str(error)[:2000]
+        ) from error
+    finally:
+        quiet.setLevel(level)
+    if program is None:
+        raise ExportError("torch.onnx returned no program", stage=spec.name)
+    strip_metadata(program.model)
+    return program.model
+
+
+def _save(model: ir.Model, path: Path, data: str) -> None:
+    with files.disk_errors(path):
+        ir.save(model, path, external_data=data)
+
+
+def _derive(source: Path, target: Path, spec: StageSpec) -> None:
+    """Write the graph with the token ids' end, over the same external data."""
+    model = ir.load(source)
+    argmax_tail(model, spec.outputs[0].name)
+    with files.disk_errors(target):
+        ir.save(model, target)

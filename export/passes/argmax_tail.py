@@ -1,0 +1,34 @@
+"""Let the token decoder end in token ids."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+
+def argmax_tail(model: ir.Model, name: str) -> int:
+    """Replace the one output, logits [B, T, vocab], by its argmax [B, T] int64.
+
+    A cast to float32 before the output is left out: it changes no order, and on a device it
+    would write twice the bytes of the half logits.
+
+    Args:
+        model: a graph with one output.
+        name: the new output's name.
+    """
+    (logits,) = model.graph.outputs
+    cast = logits.producer()
+    source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else logits
+    shape = None if logits.shape is None else ir.Shape(list(logits.shape)[:-1])
+    node = ir.Node(
+        "",
+        "ArgMax",
+        inputs=[source],
+        attributes=[ir.AttrInt64("axis", -1), ir.AttrInt64("keepdims", 0)],
+        outputs=[ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.INT64))],
+        name=name,
+    )
+    model.graph.append(node)
+    model.graph.outputs[0] = node.outputs[0]
+    if source is not logits and cast is not None:
+        model.graph.remove(cast, safe=True)
+    return 1

@@ -1,0 +1,134 @@
+"""Precision policies, as data: which computation runs in which dtype, and why.
+
+A policy is an ordered table of rules; the first that matches decides. What a rule can name are
+the kinds that the model's modules carry (`ldlm.layers.Island.kind`, "linear"), their own or that
+of a module around them. The policy is applied to the PyTorch module before export: the same
+module, run in PyTorch, is the reference of its precision. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ldlm.errors import ConfigError, ExportError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ANY = "*"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`what` in `stages` is computed in `dtype`, because of `reason`."""
+
+    stages: tuple[str, ...]
+    what: str
+    dtype: str
+    reason: str
+
+    def applies(self, stage: str) -> bool:
+        """Whether the rule speaks of this stage."""
+        return ANY in self.stages or stage in self.stages
+
+
+def _half(dtype: str) -> tuple[Rule, ...]:
+    denoiser, latents, tokens = "denoiser", "latent_decoder", "token_decoder"
+    f32 = "float32"
+    return (
+        Rule((denoiser,), "time_embedding", f32, "cos(t w) in half merges neighbouring steps"),
+        Rule((ANY,), "layer_norm", f32, "squares of outliers pass 65504; S0: autocast off"),
+        Rule((latents,), "rms_norm", f32, "the norm's sum of squares passes 65504"),
+        Rule((latents,), "softcap_softmax", f32, "tanh and exp of scores lose their small steps"),
+        Rule((ANY,), "residual", f32, "the sum over blocks must not lose small updates"),
+        Rule((latents,), "capped_attention", dtype, "Q K^T and A V are bounded after the norms"),
+        Rule((denoiser, tokens), "fused_attention", dtype, "one fused kernel has one dtype"),
+        Rule((ANY,), "linear", dtype, "the weights, and the activations between them"),
+    )
+
+
+POLICIES: dict[str, tuple[Rule, ...]] = {
+    "fp32": (Rule((ANY,), ANY, "float32", "the reference's own precision"),),
+    "fp16": _half("float16"),
+}
+
+
+def policy(name: str) -> tuple[Rule, ...]:
+    """Look a policy up by name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in POLICIES:
+        raise ConfigError("no such precision", expected=" or ".join(POLICIES), got=name)
+    return POLICIES[name]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy decided for one module."""
+
+    module: str
+    kind: str
+    rule: Rule
+
+
+def decide(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> list[Decision]:
+    """The deciding rule of every module that has a dtype to decide.
+
+    Args:
+        module: a stage's module.
+        stage: the name of its weights' stage.
+        rules: a policy.
+
+    Raises:
+        ExportError: a module that no rule decides, or a rule that decides nothing.
+    """
+    rules = tuple(rule for rule in rules if rule.applies(stage))
+    decisions = []
+    for name, kinds in _with_kinds(module):
+        rule = next((r for r in rules if r.what == ANY or r.what in kinds), None)
+        if rule is None:
+            raise ExportError(
+                "no precision rule decides a computation", stage=stage, tensor=name, got=kinds[-1]
+            )
+        decisions.append(Decision(name, kinds[-1], rule))
+    idle = [rule.what for rule in rules if all(d.rule != rule for d in decisions)]
+    if idle:
+        raise ExportError("a precision rule matches nothing", stage=stage, got=", ".join(idle))
+    return decisions
+
+
+def apply(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> nn.Module:
+    """A copy of a stage's module in which every computation has the dtype its rule gives.
+
+    Raises:
+        ExportError: as `decide`.
+    """
+    import torch
+
+    decisions = decide(module, stage, rules)
+    module = copy.deepcopy(module)
+    for decision in decisions:
+        dtype = getattr(torch, decision.rule.dtype)
+        target = module.get_submodule(decision.module)
+        if decision.kind == "linear":
+            target.to(dtype)
+        else:
+            target.compute_dtype = dtype  # the parameters of an island stay float32
+    return module
+
+
+def _with_kinds(module: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every module that has a kind, with the kinds around it, outermost first."""
+    kinds_at: dict[str, tuple[str, ...]] = {}
+    for name, child in module.named_modules():
+        parent = name.rpartition(".")[0]
+        around = kinds_at.get(parent, ()) if name else ()
+        kind = getattr(child, "kind", None)
+        kinds_at[name] = (*around, kind) if kind else around
+        if kind:
+            yield name, kinds_at[name]

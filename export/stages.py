@@ -1,0 +1,201 @@
+"""The stages of generation, as data.
+
+Example inputs, dynamic shapes, TensorRT profiles, input checks and runtime buffers are all
+derived from these tables. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ldlm.config import LDLMConfig
+from ldlm.errors import ConfigError, StageInputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ldlm.model import LDLM
+
+BATCH, LENGTH, WIDTH, VOCAB = "batch", "length", "d_model", "vocab_size"
+DYNAMIC = (BATCH, LENGTH)
+
+MAX_BATCH = 64  # in the graph; engine profiles go to 8 unless asked (float32 logits: 13 GB at 64)
+EXAMPLE = {BATCH: 2, LENGTH: 24}  # the export example; the proof runs at other sizes
+
+
+@dataclass(frozen=True)
+class AxisRange:
+    """Smallest, most likely and largest size of a dynamic axis."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.opt <= self.max:
+            raise ConfigError(
+                "an axis range is out of order", expected="1 <= min <= opt <= max", got=str(self)
+            )
+
+    def __str__(self) -> str:
+        return f"{self.min}..{self.max}, best at {self.opt}"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A stage's input or output: its name in `forward`, in ONNX and in the engine alike."""
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: str = "float32"
+
+    def shape(self, config: LDLMConfig, dynamic: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Sizes of the axes: dynamic ones from the mapping, the others from the config."""
+        return tuple(dynamic[a] if a in DYNAMIC else getattr(config, a) for a in self.axes)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage.
+
+    Attributes:
+        name: of the stage and of its file.
+        summary: what it computes, for tables.
+        inputs, outputs: its tensors, in order.
+        weights: the stage whose weights file it uses.
+        capped: the config field that counts its capped attentions, if it has any.
+    """
+
+    name: str
+    summary: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weights: str
+    capped: str | None = None
+
+    def build(self, model: LDLM) -> nn.Module:
+        """The torch module of this stage; shares the model's tensors."""
+        from ldlm.latent_decoder import LatentsToHidden
+        from ldlm.token_decoder import GreedyTokens
+
+        modules: dict[str, nn.Module] = {
+            "denoiser": model.denoiser,
+            "latent_decoder": LatentsToHidden(
+                model.latent_decoder, model.latent_mean, model.latent_std
+            ),
+            "token_decoder": GreedyTokens(model.token_decoder),
+            "token_decoder_logits": model.token_decoder,
+        }
+        return modules[self.name]
+
+    def capped_attentions(self, config: LDLMConfig) -> int:
+        """How many attentions of this stage cap their scores."""
+        return getattr(config, self.capped) if self.capped else 0
+
+
+_STATE = (BATCH, LENGTH, WIDTH)
+
+STAGES: tuple[StageSpec, ...] = (
+    StageSpec(
+        name="denoiser",
+        summary="x0_hat from x_t, called at every step",
+        inputs=(
+            TensorSpec("x_t", _STATE),
+            TensorSpec("t", (BATCH,)),
+            TensorSpec("x0_prev", _STATE),
+        ),
+        outputs=(TensorSpec("x0_hat", _STATE),),
+        weights="denoiser",
+    ),
+    StageSpec(
+        name="latent_decoder",
+        summary="hidden states from latents",
+        inputs=(TensorSpec("z", _STATE),),
+        outputs=(TensorSpec("h_hat", _STATE),),
+        weights="latent_decoder",
+        capped="decoder_blocks",
+    ),
+    StageSpec(
+        name="token_decoder",
+        summary="token ids from hidden states, deployed",
+        inputs=(TensorSpec("h_hat", _STATE),),
+        outputs=(TensorSpec("token_ids", (BATCH, LENGTH), "int64"),),
+        weights="token_decoder",
+    ),
+    StageSpec(
+        name="token_decoder_logits",
+        summary="logits from hidden states, compared",
+        inputs=(TensorSpec("h_hat", _STATE),),
+        outputs=(TensorSpec("logits", (BATCH, LENGTH, VOCAB)),),
+        weights="token_decoder",
+    ),
+)
+
+# What is exported in one piece, and what generation needs: one entry per weights file.
+DEPLOYED: tuple[str, ...] = tuple(dict.fromkeys(spec.weights for spec in STAGES))
+
+
+def stage(name: str) -> StageSpec:
+    """Look a stage up by name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    for spec in STAGES:
+        if spec.name == name:
+            return spec
+    raise ConfigError("no such stage", expected=" or ".join(s.name for s in STAGES), got=name)
+
+
+def graph_ranges(config: LDLMConfig) -> dict[str, AxisRange]:
+    """The sizes that an exported graph takes."""
+    return {
+        BATCH: AxisRange(1, 1, MAX_BATCH),
+        LENGTH: AxisRange(1, min(256, config.n_positions), config.n_positions),
+    }
+
+
+def check_inputs(
+    spec: StageSpec,
+    config: LDLMConfig,
+    ranges: Mapping[str, AxisRange],
+    found: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> None:
+    """Check (dtype, shape) of every input against the spec and the allowed ranges.
+
+    Raises:
+        StageInputError: naming the first input that does not fit.
+    """
+    names = [tensor.name for tensor in spec.inputs]
+    if list(found) != names:
+        raise StageInputError(
+            "other inputs than the stage takes", stage=spec.name, expected=names, got=list(found)
+        )
+    sizes: dict[str, int] = {}
+    for tensor in spec.inputs:
+        dtype, shape = found[tensor.name]
+        if len(shape) == len(tensor.axes):
+            for axis, size in zip(tensor.axes, shape, strict=True):
+                sizes.setdefault(axis, size)
+        dynamic = {axis: sizes.get(axis, axis) for axis in DYNAMIC}
+        expected = tensor.shape(config, dynamic)
+        if dtype != tensor.dtype or shape != expected:
+            raise StageInputError(
+                "an input has the wrong dtype or shape",
+                stage=spec.name,
+                tensor=tensor.name,
+                expected=f"{tensor.dtype} {list(expected)}",
+                got=f"{dtype} {list(shape)}",
+            )
+    for axis, allowed in ranges.items():
+        size = sizes.get(axis, allowed.min)
+        if not allowed.min <= size <= allowed.max:
+            raise StageInputError(
+                f"the {axis} is outside what was built",
+                stage=spec.name,
+                expected=f"{allowed.min}..{allowed.max}",
+                got=size,
+                remedy=f"use a smaller {axis}, or build with a larger range",
+            )

@@ -1,0 +1,200 @@
+"""Checkpoint folders: model.safetensors, config.json, tokenizer.json. Nothing is pickled.
+
+The tensor names are the reference model's own (docs/model.md lists them); `ldlm convert`
+brings checkpoints with other names into this form.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ldlm import files
+from ldlm.config import LDLMConfig
+from ldlm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ldlm.model import LDLM
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """What a safetensors header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_config(folder: Path) -> LDLMConfig:
+    """The config of a checkpoint folder. Imports no torch.
+
+    Raises:
+        CheckpointError: the folder or its config.json is not there.
+        ConfigError: the config is not one of an LDLM.
+    """
+    for path, what in ((folder, "checkpoint folder"), (folder / CONFIG, "config in it")):
+        if not path.exists():
+            raise CheckpointError(
+                f"no checkpoint at {folder}",
+                expected=f"a folder with {WEIGHTS}, {CONFIG} and {TOKENIZER}",
+                got=f"no {what}",
+                remedy="ldlm init makes one, ldlm convert brings one in",
+            )
+    return LDLMConfig.from_json((folder / CONFIG).read_text("utf-8"), source=str(folder / CONFIG))
+
+
+def read_tokenizer(folder: Path) -> str | None:
+    """The text of a checkpoint's tokenizer.json, or None where there is none."""
+    path = folder / TOKENIZER
+    return path.read_text("utf-8") if path.exists() else None
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Names, dtypes and shapes in a safetensors file, without reading the tensors.
+
+    Raises:
+        CheckpointError: the file is not there, is not safetensors, or is cut short.
+    """
+    if not path.is_file():
+        raise CheckpointError("no weights", expected=str(path), got="no such file")
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > size:
+                raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        entries = {n: TensorEntry(e["dtype"], tuple(e["shape"])) for n, e in header.items()}
+        end = 8 + length + max((e["data_offsets"][1] for e in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise CheckpointError(
+            f"{path} is not a readable safetensors file", got=f"{error}", remedy="copy it again"
+        ) from error
+    if end != size:
+        raise CheckpointError(
+            f"{path} is damaged", expected=f"{end:,} bytes", got=f"{size:,}", remedy="copy it again"
+        )
+    return entries
+
+
+def require_tensors(
+    found: dict[str, TensorEntry], expected: dict[str, tuple[int, ...]], source: Path
+) -> None:
+    """Compare names, shapes and dtypes both ways.
+
+    Raises:
+        CheckpointError: naming the first missing, extra or wrong tensor and how many there are.
+    """
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
+    for names, problem, got in (
+        (missing, "lacks a tensor that the config asks for", "no such tensor"),
+        (extra, "holds a tensor that the config does not know", "an extra tensor"),
+    ):
+        if names:
+            raise CheckpointError(
+                f"{source} {problem}",
+                tensor=names[0],
+                expected=expected.get(names[0], "only the model's tensors"),
+                got=got + (f" (and {len(names) - 1} more like it)" if len(names) > 1 else ""),
+                remedy="ldlm convert --map renames tensors",
+            )
+    for name, shape in expected.items():
+        entry = found[name]
+        if entry.shape != shape or entry.dtype != "F32":
+            raise CheckpointError(
+                f"{source} holds a tensor of another shape or dtype",
+                tensor=name,
+                expected=f"F32 {list(shape)}",
+                got=f"{entry.dtype} {list(entry.shape)}",
+                remedy="ldlm convert brings other dtypes to float32; a shape needs its own config",
+            )
+
+
+def model_shapes(config: LDLMConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a checkpoint with this config."""
+    return {name: tuple(tensor.shape) for name, tensor in skeleton(config).state_dict().items()}
+
+
+def skeleton(config: LDLMConfig) -> LDLM:
+    """The model on torch's meta device: every shape and no memory."""
+    import torch
+
+    from ldlm.model import LDLM
+
+    with torch.device("meta"):
+        return LDLM(config)
+
+
+def load(folder: Path) -> LDLM:
+    """The model of a checkpoint folder, float32, on the CPU, in eval mode.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged, or holds other tensors.
+        ConfigError: its config is not one of an LDLM.
+    """
+    from safetensors.torch import load_file
+
+    config = read_config(folder)
+    model = skeleton(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    require_tensors(read_header(folder / WEIGHTS), expected, folder / WEIGHTS)
+    model.load_state_dict(load_file(folder / WEIGHTS), assign=True)
+    model.requires_grad_(False)
+    model.tokenizer_json = read_tokenizer(folder)
+    return model.eval()
+
+
+def save(model: LDLM, folder: Path) -> None:
+    """Write a model as a checkpoint folder; see `write`."""
+    write(folder, model.config, model.state_dict(), model.tokenizer_json)
+
+
+def write(
+    folder: Path, config: LDLMConfig, tensors: dict[str, Tensor], tokenizer_json: str | None
+) -> None:
+    """Write a checkpoint folder, whole or not at all, in place of an older one.
+
+    Raises:
+        CheckpointError: something else than a checkpoint is at `folder`.
+        DiskSpaceError: the disk is full.
+    """
+    from safetensors.torch import save_file
+
+    require_replaceable(folder)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    files.require_space(folder, size + (1 << 20))
+    with files.staging_folder(folder.parent) as staging:
+        part = staging / folder.name
+        part.mkdir()
+        save_file(tensors, part / WEIGHTS)
+        (part / CONFIG).write_text(config.to_json(), "utf-8")
+        if tokenizer_json is not None:
+            (part / TOKENIZER).write_text(tokenizer_json, "utf-8")
+        files.publish_folder(part, folder)
+
+
+def require_replaceable(folder: Path) -> None:
+    """Refuse to replace what is not a checkpoint.
+
+    Raises:
+        CheckpointError: `folder` exists, is not empty and has no config.json.
+    """
+    if folder.is_dir() and (not any(folder.iterdir()) or (folder / CONFIG).exists()):
+        return
+    if folder.exists():
+        raise CheckpointError(
+            f"{folder} is in the way",
+            expected="nothing, or an older checkpoint",
+            got="something else",
+            remedy="choose another folder",
+        )

@@ -1,0 +1,225 @@
+"""Bringing in checkpoints whose tensors have other names, by a mapping file.
+
+A mapping is TOML:
+
+    preset = "base"                        # or a [config] table with every field
+    ignore = ["ema.*"]                     # theirs that are left behind, as glob patterns
+    [[tensor]]
+    theirs = "net.layers.{i}.attn.to_qkv.weight"
+    ours = "denoiser.blocks.{i}.qkv.weight"
+    [[tensor]]
+    theirs = ["dec.{i}.q.weight", "dec.{i}.k.weight", "dec.{i}.v.weight"]   # joined along dim 0
+    ours = "latent_decoder.blocks.{i}.attention.qkv.weight"
+    [[tensor]]
+    theirs = "head.kernel"
+    ours = "token_decoder.head.weight"
+    transpose = true
+
+`{name}` stands for one run of characters without a dot, the same on both sides. Several names in
+`ours` split the tensor into equal parts along dim 0. Strict both ways: every tensor of the model
+is filled exactly once, and every tensor of the source is used or ignored.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ldlm import checkpoint
+from ldlm.config import LDLMConfig, preset
+from ldlm.errors import CheckpointError, ConfigError
+
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """One [[tensor]] table of a mapping file."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    transpose: bool
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """A parsed mapping file."""
+
+    config: LDLMConfig
+    rules: tuple[TensorRule, ...]
+    ignore: tuple[str, ...]
+
+
+def read_map(path: Path) -> KeyMap:
+    """Parse a mapping file.
+
+    Raises:
+        ConfigError: it is missing, no TOML, or has fields that a mapping does not have.
+    """
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+        config = document.pop("config", None)
+        name = document.pop("preset", None)
+        ignore = tuple(document.pop("ignore", ()))
+        rules = tuple(_rule(dict(table)) for table in document.pop("tensor", ()))
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a mapping file", got=repr(error)) from error
+    if document or (config is None) == (name is None):
+        raise ConfigError(
+            f"{path} is not a mapping file",
+            expected="preset or [config], ignore, and [[tensor]] tables",
+            got=", ".join(document) or "both or neither of preset and [config]",
+        )
+    chosen = preset(name) if config is None else LDLMConfig.from_dict(config, source=str(path))
+    return KeyMap(chosen, rules, ignore)
+
+
+def convert(source: Path, keymap: KeyMap, target: Path, tokenizer_json: str | None) -> None:
+    """Read a .safetensors file, or a folder of them, and write a checkpoint folder.
+
+    Raises:
+        CheckpointError: the source is missing, damaged, pickled, or does not fit the mapping.
+    """
+    theirs = _read_source(source)
+    ours = rename(theirs, keymap)
+    shapes = checkpoint.model_shapes(keymap.config)
+    entries = {
+        name: checkpoint.TensorEntry("F32", tuple(tensor.shape)) for name, tensor in ours.items()
+    }
+    checkpoint.require_tensors(entries, shapes, source)
+    checkpoint.write(target, keymap.config, ours, tokenizer_json)
+
+
+def rename(theirs: dict[str, Tensor], keymap: KeyMap) -> dict[str, Tensor]:
+    """Apply a mapping to a source's tensors; float32 results.
+
+    Raises:
+        CheckpointError: a rule matches nothing, a tensor is filled twice, or one is left over.
+    """
+    used: set[str] = set()
+    ours: dict[str, Tensor] = {}
+    for rule in keymap.rules:
+        groups = _groups(rule, theirs)
+        if not groups:
+            raise CheckpointError(
+                "a mapping rule matches no tensor of the source",
+                expected=" + ".join(rule.theirs),
+                got="no such tensor",
+                remedy="correct the rule or remove it",
+            )
+        for sources, targets in groups:
+            used.update(sources)
+            for name, tensor in zip(targets, _transform(rule, sources, targets, theirs),
+                                    strict=True):
+                if name in ours:
+                    raise CheckpointError("two mapping rules fill the same tensor", tensor=name)
+                ours[name] = tensor
+    left = [
+        name
+        for name in theirs
+        if name not in used and not any(fnmatch.fnmatchcase(name, p) for p in keymap.ignore)
+    ]
+    if left:
+        raise CheckpointError(
+            "the mapping leaves tensors of the source unused",
+            tensor=left[0],
+            expected="every tensor mapped or listed in ignore",
+            got=f"{len(left)} unused",
+        )
+    return ours
+
+
+def _rule(table: dict[str, Any]) -> TensorRule:
+    def names(value: str | list[str]) -> tuple[str, ...]:
+        return (value,) if isinstance(value, str) else tuple(value)
+
+    rule = TensorRule(
+        names(table.pop("theirs")), names(table.pop("ours")), bool(table.pop("transpose", False))
+    )
+    if table:
+        raise KeyError(f"unknown field {', '.join(table)} in [[tensor]]")
+    return rule
+
+
+def _groups(
+    rule: TensorRule, theirs: dict[str, Tensor]
+) -> list[tuple[list[str], list[str]]]:
+    """The (sources, targets) that a rule stands for, one for every value of its places."""
+    pattern = re.escape(rule.theirs[0]).replace(r"\{", "{").replace(r"\}", "}")
+    seen: set[str] = set()
+
+    def group(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name in seen:
+            return f"(?P={name})"
+        seen.add(name)
+        return f"(?P<{name}>[^.]+)"
+
+    matcher = re.compile(_PLACE.sub(group, pattern))
+    found = []
+    for key in theirs:
+        match = matcher.fullmatch(key)
+        if match:
+            values = match.groupdict()
+            sources = [_fill(name, values) for name in rule.theirs]
+            for name in sources:
+                if name not in theirs:
+                    raise CheckpointError(
+                        "a mapping rule joins a tensor that the source lacks", tensor=name
+                    )
+            found.append((sources, [_fill(name, values) for name in rule.ours]))
+    return found
+
+
+def _fill(name: str, values: dict[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match.group(1) not in values:
+            raise ConfigError(
+                "a mapping rule uses a place that its first source name does not have",
+                expected=", ".join(values) or "no places",
+                got=match.group(0),
+            )
+        return values[match.group(1)]
+
+    return _PLACE.sub(value, name)
+
+
+def _transform(
+    rule: TensorRule, sources: list[str], targets: list[str], theirs: dict[str, Tensor]
+) -> list[Tensor]:
+    parts = [theirs[name].to(torch.float32) for name in sources]
+    tensor = torch.cat([part.T if rule.transpose else part for part in parts])
+    if tensor.shape[0] % len(targets):
+        raise CheckpointError(
+            "a tensor does not split into equal parts",
+            tensor=" + ".join(sources),
+            expected=f"a first dimension that {len(targets)} divides",
+            got=list(tensor.shape),
+        )
+    return [part.contiguous() for part in tensor.chunk(len(targets))]
+
+
+def _read_source(source: Path) -> dict[str, Tensor]:
+    paths = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+    if not paths or not all(path.is_file() for path in paths):
+        raise CheckpointError("no weights to convert", expected="safetensors", got=str(source))
+    theirs: dict[str, Tensor] = {}
+    for path in paths:
+        if path.suffix != ".safetensors":
+            raise CheckpointError(
+                "only safetensors files are read; pickled ones can run code",
+                expected="a .safetensors file",
+                got=str(path),
+                remedy="save the state dict with safetensors.torch.save_file first",
+            )
+        checkpoint.read_header(path)
+        theirs.update(load_file(path))
+    return theirs

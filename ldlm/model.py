@@ -1,0 +1,63 @@
+"""LDLM: the four trained parts of the model and its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ldlm.config import LDLMConfig
+from ldlm.denoiser import Denoiser
+from ldlm.latent_decoder import LatentDecoder
+from ldlm.latent_encoder import LatentEncoder
+from ldlm.token_decoder import TokenDecoder
+
+
+class LDLM(nn.Module):
+    """The reference model (arXiv 2605.07933, rebuilt from published facts).
+
+    The constructor gives the paper's start: gains 1, residual scales 0, zero modulations. Use
+    `ldlm.initialise` where every tensor should matter.
+
+    Attributes:
+        denoiser, latent_decoder, token_decoder: the three stages of generation.
+        latent_encoder: for training only.
+        latent_mean, latent_std: [d] buffers; z * latent_std + latent_mean enters the latent
+            decoder. 0 and 1 until a checkpoint says otherwise.
+        tokenizer_json: the text of the checkpoint's tokenizer.json, if it has one.
+    """
+
+    latent_mean: Tensor
+    latent_std: Tensor
+
+    def __init__(self, config: LDLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer_json: str | None = None
+        self.denoiser = Denoiser(config)
+        self.latent_decoder = LatentDecoder(config)
+        self.token_decoder = TokenDecoder(config)
+        self.latent_encoder = LatentEncoder(config)
+        self.register_buffer("latent_mean", torch.zeros(config.d_model))
+        self.register_buffer("latent_std", torch.ones(config.d_model))
+        self._zero_modulations()
+
+    def _zero_modulations(self) -> None:
+        modulations = [block.modulation for block in self.denoiser.blocks]
+        for linear in (*modulations, self.denoiser.final_modulation, self.denoiser.output):
+            for parameter in linear.parameters():
+                nn.init.zeros_(parameter)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> LDLM:
+        """Load a checkpoint folder; see `ldlm.checkpoint.load`."""
+        from ldlm.checkpoint import load
+
+        return load(Path(path))
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write a checkpoint folder; see `ldlm.checkpoint.save`."""
+        from ldlm.checkpoint import save
+
+        save(self, Path(path))
