@@ -36,9 +36,7 @@ class Evidence(TypedDict):
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Every distinct parameter and buffer of a module; what its graph should hold."""
-    tensors = dict(module.named_parameters())
-    tensors.update(module.named_buffers())
-    return tensors
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def check_graph(
@@ -167,7 +165,7 @@ def _check_softcap(
 ) -> int:
     """One Tanh per capped attention, feeding a Softmax, both in the rule's dtype."""
     for node in graph:
-        if node.op_type == "Attention" and node.attributes.get_float("softcap", 0.0):
+        if node.op_type == "Attention" and node.attributes.get_float("softcap"):
             raise GraphCheckError(
                 "an Attention node carries a softcap, which TensorRT refuses",
                 stage=spec.name,

@@ -118,7 +118,19 @@ def apply(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> nn.Module:
         if decision.kind == "linear":
             target.to(dtype)
         else:
-            target.compute_dtype = dtype  # the parameters of an island stay float32
+            # The parameters of an island stay float32.
+            object.__setattr__(target, "compute_dtype", dtype)
+    return module
+
+
+def without_rounding(module: nn.Module) -> nn.Module:
+    """A float32 copy of a module with a policy applied; its weights keep their rounded values."""
+    import torch
+
+    module = copy.deepcopy(module).float()
+    for child in module.modules():
+        if hasattr(child, "compute_dtype"):
+            object.__setattr__(child, "compute_dtype", torch.float32)
     return module
 
 

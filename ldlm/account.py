@@ -90,7 +90,10 @@ def account(config: LDLMConfig) -> list[Line]:
     gpt2, mask = gpt2_parameters(), decoder.mask_vector.numel()
     added = len(config.added_tokens) * config.d_model
     rows.append(
-        ("frozen", (f"GPT-2 {gpt2:,} + added tokens {added:,} + mask {mask:,}", gpt2 + added + mask))
+        (
+            "frozen",
+            (f"GPT-2 {gpt2:,} + added tokens {added:,} + mask {mask:,}", gpt2 + added + mask),
+        )
     )
     at_base = config == PRESETS["base"]
     return [

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ldlm.config import LDLMConfig
-from ldlm.layers import Island, Linear, RMSNorm, no_autocast, rotate, softcap
+from ldlm.layers import Island, Linear, Module, RMSNorm, no_autocast, rotate, softcap
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -72,7 +72,7 @@ class CappedAttention(Island):
         return self.enter(A) @ self.enter(V)
 
 
-class RotaryAttention(nn.Module):
+class RotaryAttention(Module):
     """Plain self-attention core of the denoiser and the token decoder (lineage)."""
 
     def __init__(self, n_heads: int) -> None:
@@ -86,7 +86,7 @@ class RotaryAttention(nn.Module):
         return merge_heads(self.attend(rotate(q, tables), rotate(k, tables), v))
 
 
-class PerceiverAttention(nn.Module):
+class PerceiverAttention(Module):
     """Attention from a state to [latents ; text side], both normalised first (S4).
 
     The query stream ("state") also contributes keys and values. The latents' keys and values

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ldlm.attention import RotaryAttention
 from ldlm.config import LDLMConfig
-from ldlm.layers import BiaslessLayerNorm, Island, Linear, Residual, Rotary
+from ldlm.layers import BiaslessLayerNorm, Island, Linear, Module, Residual, Rotary
 
 
 class TimeEmbedding(nn.Sequential, Island):
@@ -37,10 +37,11 @@ class TimeEmbedding(nn.Sequential, Island):
         t = self.enter(t)
         angles = t[:, None] * self.frequencies.to(t.dtype)  # [B, d/2]
         e = torch.cat((torch.cos(angles), torch.sin(angles)), dim=-1)
-        return F.silu(super().forward(e))
+        up, activation, down = self
+        return F.silu(down(activation(up(e))))
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """W2 gelu_tanh(W1 x + b1) + b2; its norm is the block's modulated one. [.., d] -> [.., d]."""
 
     def __init__(self, d: int, d_mlp: int) -> None:
@@ -62,7 +63,7 @@ class Modulation(Island):
         return self.enter(x) * (1 + self.enter(scale)) + self.enter(shift)
 
 
-class DenoiserBlock(nn.Module):
+class DenoiserBlock(Module):
     """x = x + g1 * attn(mod1(LN(x)));  x = x + g2 * MLP(mod2(LN(x)))."""
 
     def __init__(self, config: LDLMConfig) -> None:
@@ -86,7 +87,7 @@ class DenoiserBlock(nn.Module):
         return self.residual(x, self.mlp(self.modulate(self.norm2(x), sh2, sc2)), g2)
 
 
-class Denoiser(nn.Module):
+class Denoiser(Module):
     """x0_hat = denoiser(x_t, t, x0_prev), the x0-prediction of the diffusion."""
 
     def __init__(self, config: LDLMConfig) -> None:

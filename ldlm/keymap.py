@@ -117,8 +117,9 @@ def rename(theirs: dict[str, Tensor], keymap: KeyMap) -> dict[str, Tensor]:
             )
         for sources, targets in groups:
             used.update(sources)
-            for name, tensor in zip(targets, _transform(rule, sources, targets, theirs),
-                                    strict=True):
+            for name, tensor in zip(
+                targets, _transform(rule, sources, targets, theirs), strict=True
+            ):
                 if name in ours:
                     raise CheckpointError("two mapping rules fill the same tensor", tensor=name)
                 ours[name] = tensor
@@ -149,9 +150,7 @@ def _rule(table: dict[str, Any]) -> TensorRule:
     return rule
 
 
-def _groups(
-    rule: TensorRule, theirs: dict[str, Tensor]
-) -> list[tuple[list[str], list[str]]]:
+def _groups(rule: TensorRule, theirs: dict[str, Tensor]) -> list[tuple[list[str], list[str]]]:
     """The (sources, targets) that a rule stands for, one for every value of its places."""
     pattern = re.escape(rule.theirs[0]).replace(r"\{", "{").replace(r"\}", "}")
     seen: set[str] = set()

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ldlm.attention import PerceiverAttention
 from ldlm.config import LDLMConfig
-from ldlm.layers import NormedMLP, Residual, ResidualScale
+from ldlm.layers import Module, NormedMLP, Residual, ResidualScale
 
 
-class LatentDecoderBlock(nn.Module):
+class LatentDecoderBlock(Module):
     """r' = r + (1 + s_a) attn(r, z^p);  r_next = r' + (1 + s_m) MLP(r') (S4)."""
 
     def __init__(self, config: LDLMConfig) -> None:
@@ -32,7 +32,7 @@ class LatentDecoderBlock(nn.Module):
         return self.residual(r, self.mlp_scale(self.mlp(r)))
 
 
-class LatentDecoder(nn.Module):
+class LatentDecoder(Module):
     """h_hat = latent_decoder(z)."""
 
     mask_vector: Tensor
@@ -64,7 +64,7 @@ class LatentDecoder(nn.Module):
         return r.to(z.dtype)
 
 
-class LatentsToHidden(nn.Module):
+class LatentsToHidden(Module):
     """h_hat = latent_decoder(z * std + mean): the stage that generation calls.
 
     The latents' normalisation belongs to the checkpoint, not to the decoder's published

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ldlm.attention import PerceiverAttention
 from ldlm.config import LDLMConfig
-from ldlm.layers import NormedMLP, Residual, RMSNorm
+from ldlm.layers import Module, NormedMLP, Residual, RMSNorm
 
 
-class LatentEncoderBlock(nn.Module):
+class LatentEncoderBlock(Module):
     """state' = state + attn(state, context);  state_next = state' + MLP(state')."""
 
     def __init__(self, config: LDLMConfig) -> None:
@@ -29,7 +29,7 @@ class LatentEncoderBlock(nn.Module):
         return self.residual(state, self.mlp(state))
 
 
-class LatentEncoder(nn.Module):
+class LatentEncoder(Module):
     """latents = latent_encoder(h)."""
 
     def __init__(self, config: LDLMConfig) -> None:

@@ -10,14 +10,20 @@ in eager, under torch.export and under autocast alike.
 from __future__ import annotations
 
 import contextlib
-import numbers
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class Module(nn.Module):
+    """A torch module that returns a tensor, for the type checker."""
+
+    __call__: Callable[..., Tensor]
+
 
 NormalizedShape = int | list[int] | tuple[int, ...] | torch.Size
 
@@ -30,7 +36,7 @@ def no_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-class Island(nn.Module):
+class Island(Module):
     """A computation that keeps a dtype of its own, whatever the dtype around it.
 
     Attributes:
@@ -50,6 +56,7 @@ class Linear(nn.Linear):
     """y = x W^T + b in the dtype of W: the input is cast to it. [.., in] -> [.., out]."""
 
     kind: ClassVar[str] = "linear"
+    __call__: Callable[..., Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input.to(self.weight.dtype), self.weight, self.bias)
@@ -70,6 +77,7 @@ class BiaslessLayerNorm(Island):
     """
 
     kind: ClassVar[str] = "layer_norm"
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -79,12 +87,12 @@ class BiaslessLayerNorm(Island):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        shape: Iterable[int] = (
-            (normalized_shape,)
-            if isinstance(normalized_shape, numbers.Integral)
+        sizes = (
+            [normalized_shape]
+            if isinstance(normalized_shape, (int, np.integer))
             else normalized_shape
         )
-        self.normalized_shape = tuple(int(size) for size in shape)
+        self.normalized_shape = tuple(int(size) for size in sizes)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(self.normalized_shape, device=device, dtype=dtype))
         self.register_parameter("bias", None)
@@ -93,9 +101,7 @@ class BiaslessLayerNorm(Island):
         x = self.enter(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         with no_autocast(x):
-            return F.layer_norm(
-                x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps
-            )
+            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"
@@ -134,7 +140,7 @@ class RMSNorm(Island):
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x)
         with no_autocast(x):
-            rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * self.n**-0.5
+            rms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * self.n**-0.5
             return self.gain.to(x.dtype) * (x / rms.clamp(min=self.eps))
 
     def extra_repr(self) -> str:
@@ -183,7 +189,7 @@ class ResidualScale(Island):
         return (1 + torch.where(masked[..., None], scale[0], scale[1])) * x
 
 
-class NormedMLP(nn.Module):
+class NormedMLP(Module):
     """Delta = W2 GELU(W1 LayerNorm(x) + b1) + b2 with the exact GELU, h * Phi(h) (S4).
 
     Shape: [.., d] -> [.., d].

@@ -44,9 +44,9 @@ class LDLM(nn.Module):
         self._zero_modulations()
 
     def _zero_modulations(self) -> None:
-        modulations = [block.modulation for block in self.denoiser.blocks]
-        for linear in (*modulations, self.denoiser.final_modulation, self.denoiser.output):
-            for parameter in linear.parameters():
+        zero = ("modulation.", "output.")
+        for name, parameter in self.denoiser.named_parameters():
+            if any(part in name for part in zero):
                 nn.init.zeros_(parameter)
 
     @classmethod

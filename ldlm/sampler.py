@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class SampleRequest:
     grid: Sequence[float] | None = None
     solver: str = "euler"
     seed: int = 0
-    schedule: TangentSchedule = TangentSchedule()
+    schedule: TangentSchedule = field(default_factory=TangentSchedule)
 
     def __post_init__(self) -> None:
         for name in ("d_model", "length", "samples", "batch_size"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ldlm.errors import SamplerError
 
@@ -29,18 +29,18 @@ class TangentSchedule:
     d: float = 3.0
     t_min: float = 0.05
 
-    def alpha(self, t: float | Floats) -> Floats:
+    def alpha(self, t: ArrayLike) -> Floats:
         """The data's share at times t in [0, 1]; float64, the shape of t."""
         return np.asarray(1.0 / np.hypot(1.0, self._slope(t)))
 
-    def sigma(self, t: float | Floats) -> Floats:
+    def sigma(self, t: ArrayLike) -> Floats:
         """The noise's share, sqrt(1 - alpha^2), without its cancellation near t = 0."""
         slope = self._slope(t)
         return np.asarray(slope / np.hypot(1.0, slope))
 
-    def beta(self, t: float | Floats) -> Floats:
+    def beta(self, t: ArrayLike) -> Floats:
         """pi d^2 tau (1 + tau^2) / (1 + d^2 tau^2), tau = tan(pi t / 2), t clipped to 0.95."""
-        tau = np.tan(np.pi * np.minimum(t, BETA_T_MAX) / 2)
+        tau = np.tan(np.pi * np.minimum(np.asarray(t, np.float64), BETA_T_MAX) / 2)
         d2 = self.d**2
         return np.asarray(np.pi * d2 * tau * (1 + tau**2) / (1 + d2 * tau**2))
 
@@ -54,7 +54,7 @@ class TangentSchedule:
             raise SamplerError("a sampler needs steps", expected="at least 1", got=steps)
         return np.linspace(1.0, self.t_min, steps + 1)
 
-    def _slope(self, t: float | Floats) -> Floats:
+    def _slope(self, t: ArrayLike) -> Floats:
         return np.asarray(self.d * np.tan(np.pi * np.asarray(t, np.float64) / 2))
 
 

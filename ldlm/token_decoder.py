@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ldlm.attention import RotaryAttention
 from ldlm.config import LDLMConfig
-from ldlm.layers import BiaslessLayerNorm, Linear, Residual, Rotary
+from ldlm.layers import BiaslessLayerNorm, Linear, Module, Residual, Rotary
 
 
-class TokenDecoderBlock(nn.Module):
+class TokenDecoderBlock(Module):
     """x = x + W_o attn(LN(x));  x = x + W_down(SiLU(W_gate u) * W_up u), u = LN(x). No biases."""
 
     def __init__(self, config: LDLMConfig) -> None:
@@ -40,7 +40,7 @@ class TokenDecoderBlock(nn.Module):
         return self.residual(x, self.down(F.silu(self.gate(u)) * self.up(u)))
 
 
-class TokenDecoder(nn.Module):
+class TokenDecoder(Module):
     """logits = token_decoder(h_hat)."""
 
     def __init__(self, config: LDLMConfig) -> None:
@@ -64,7 +64,7 @@ class TokenDecoder(nn.Module):
         return self.head(x).to(h_hat.dtype)
 
 
-class GreedyTokens(nn.Module):
+class GreedyTokens(Module):
     """token_ids = argmax(logits): the stage that generation calls."""
 
     def __init__(self, decoder: TokenDecoder) -> None:

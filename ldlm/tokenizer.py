@@ -77,9 +77,7 @@ def checked(tokenizer: Tokenizer, config: LDLMConfig) -> Tokenizer:
     return tokenizer
 
 
-def decode(
-    tokenizer: Tokenizer, ids: Sequence[int], end_of_text: str, *, raw: bool = False
-) -> str:
+def decode(tokenizer: Tokenizer, ids: Sequence[int], end_of_text: str, *, raw: bool = False) -> str:
     """Text of one sample. It ends at the first end-of-text token; raw shows all T tokens."""
     tokens = list(ids)
     if raw:

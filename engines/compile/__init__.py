@@ -1,0 +1,1 @@
+"""Compilers: from ONNX graphs to TensorRT engines."""

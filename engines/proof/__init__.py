@@ -1,0 +1,1 @@
+"""The proof: does the artifact compute what PyTorch computes?"""

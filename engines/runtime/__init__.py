@@ -1,0 +1,1 @@
+"""Runtimes: each makes a stage callable."""

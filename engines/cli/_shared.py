@@ -1,0 +1,93 @@
+"""What the commands share: consoles, progress, measuring, list options."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from ldlm.errors import ConfigError
+
+out = Console(width=None if sys.stdout.isatty() else 140)
+err = Console(stderr=True)
+
+
+def names(text: str) -> list[str]:
+    """A comma-separated list."""
+    return [item for item in (part.strip() for part in text.split(",")) if item]
+
+
+def numbers(text: str | None, option: str) -> list[int] | None:
+    """Three comma-separated integers, or None.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        values = [int(item) for item in names(text)]
+    except ValueError:
+        values = []
+    if len(values) != 3:
+        raise ConfigError(f"{option} is not usable", expected="MIN,OPT,MAX", got=text)
+    return values
+
+
+def default_artifacts(checkpoint: Path) -> Path:
+    """artifacts/<name of the checkpoint folder>."""
+    return Path("artifacts") / checkpoint.resolve().name
+
+
+@contextlib.contextmanager
+def spinner() -> Iterator[Callable[[str], None]]:
+    """Says on stderr what is being done and for how long; one plain line each where piped."""
+    if not err.is_terminal:
+        yield lambda text: err.print(text, highlight=False)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)
+
+
+@contextlib.contextmanager
+def steps() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for (what, step, steps); nothing where piped."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text, step, total: bar.update(
+            task, description=text, completed=step, total=total
+        )
+
+
+@contextlib.contextmanager
+def measured(what: str) -> Iterator[dict[str, float]]:
+    """Wall seconds and peak resident memory of a block; printed, and in the dict at its end."""
+    started = time.perf_counter()
+    result: dict[str, float] = {}
+    yield result
+    # Linux counts kilobytes, macOS bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    result.update(seconds=round(time.perf_counter() - started, 1), peak_gb=round(peak / 1e9, 2))
+    err.print(f"{what}: {result['seconds']} s, peak memory {result['peak_gb']} GB", highlight=False)

@@ -1,0 +1,28 @@
+"""ldlm export: a checkpoint to ONNX graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines.cli._shared import default_artifacts, measured, names, out, spinner
+
+
+def command(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Artifacts folder; default artifacts/<name>.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "fp32,fp16",
+) -> None:
+    """Export every stage to ONNX, checked, with a manifest."""
+    from engines.artifacts import export_artifacts
+
+    folder = folder or default_artifacts(checkpoint)
+    with measured("export") as run, spinner() as progress:
+        manifest = export_artifacts(checkpoint, folder, names(precision), progress)
+    manifest.runs["export"] = run
+    manifest.save(folder)
+    out.print(f"{folder}: {len(manifest.graphs)} graphs", highlight=False)

@@ -1,0 +1,103 @@
+"""ldlm sample: text from an artifacts folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines import manifest as manifests
+from engines.cli._shared import err, out, steps
+from ldlm.errors import ConfigError, SamplerError, TokenizerError
+from ldlm.sampler import SampleRequest
+from ldlm.schedule import TangentSchedule
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    runtime: Annotated[str, typer.Option(help="ort, or torch for the reference.")] = "ort",
+    precision: Annotated[str, typer.Option(help="An exported precision.")] = "fp32",
+    provider: Annotated[str, typer.Option(help="cpu or cuda, for ort.")] = "cpu",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Checkpoint folder, for the torch runtime.")
+    ] = None,
+    number: Annotated[int, typer.Option("--samples", "-n", help="Number of texts.")] = 1,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens per text; default 64, or the model's most.")
+    ] = None,
+    n_steps: Annotated[
+        int | None, typer.Option("--steps", help="Denoiser calls; default the model's own.")
+    ] = None,
+    grid: Annotated[
+        str | None, typer.Option(help="Decreasing times in (0, 1], comma-separated, not --steps.")
+    ] = None,
+    solver: Annotated[str, typer.Option(help="euler, ddpm or ddim.")] = "euler",
+    seed: Annotated[int, typer.Option(help="Seed; text k depends on it and on k alone.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Texts that run together.")] = 1,
+    raw: Annotated[bool, typer.Option("--raw", help="Show all tokens, past the end too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print token ids and texts.")] = False,
+) -> None:
+    """Sample text. The same seed gives the same text on every runtime in float32."""
+    manifest = manifests.load(folder)
+    config = manifest.config
+    length = min(64, config.n_positions) if length is None else length
+    if length > config.n_positions:
+        raise SamplerError(
+            "the text is longer than the model has positions",
+            expected=f"at most {config.n_positions}",
+            got=length,
+        )
+    if grid is not None and n_steps is not None:
+        raise ConfigError("a grid has its own number of steps", got="--grid and --steps")
+    request = SampleRequest(
+        d_model=config.d_model,
+        length=length,
+        samples=number,
+        batch_size=min(batch_size, number) if number > 0 else batch_size,
+        steps=config.sampler_steps if n_steps is None else n_steps,
+        grid=None if grid is None else _times(grid),
+        solver=solver,
+        seed=seed,
+        schedule=TangentSchedule(config.tangent_d, config.t_min),
+    )
+    if manifest.tokenizer is None:
+        raise TokenizerError(
+            "the artifacts have no tokenizer",
+            expected=folder / manifests.TOKENIZER,
+            got="none",
+            remedy="put tokenizer.json into the checkpoint folder and export again",
+        )
+    text = manifest.tokenizer.verified(folder).read_text("utf-8")
+    from engines.runtime.load import load_stages
+    from ldlm import tokenizer as tokenizers
+    from ldlm.sampler import sample
+
+    tokenizer = tokenizers.parse(text, config)
+    stages = load_stages(
+        folder,
+        manifest,
+        runtime=runtime,
+        precision=precision,
+        provider=provider,
+        checkpoint=checkpoint,
+    )
+    with steps() as progress:
+        ids = sample(stages, request, lambda done, total: progress("sampling", done, total))
+    texts = [tokenizers.decode(tokenizer, row, config.end_of_text, raw=raw) for row in ids.tolist()]
+    if as_json:
+        out.print_json(json.dumps({"token_ids": ids.tolist(), "texts": texts}))
+        return
+    for index, line in enumerate(texts):
+        err.print(f"sample {index}, seed {seed}:", highlight=False)
+        out.file.write(line + "\n")
+
+
+def _times(text: str) -> list[float]:
+    try:
+        return [float(item) for item in text.split(",")]
+    except ValueError:
+        raise SamplerError(
+            "the time grid cannot be read", expected="numbers with commas between", got=text
+        ) from None

@@ -1,0 +1,44 @@
+"""ldlm verify: the artifacts against PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines import manifest as manifests
+from engines.cli._shared import measured, names, out, spinner
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
+    precision: Annotated[
+        str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print parity.json.")] = False,
+) -> None:
+    """Compare every graph with the reference model; exits with 1 if a gate fails."""
+    manifest = manifests.load(folder)
+    from engines.proof.verify import verify
+    from engines.report import parity_table, read_parity
+    from engines.runtime.load import require_origin
+    from ldlm.model import LDLM
+
+    chosen = names(precision) if precision else None
+    with measured("verify") as run, spinner() as progress:
+        model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
+        exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
+        parity = verify(folder, manifest, model, chosen or exported, progress)
+    parity.save(folder)
+    manifest.runs["verify"] = run
+    manifest.save(folder)
+    document = read_parity(folder)
+    if document is not None:
+        if as_json:
+            out.print_json(json.dumps(document))
+        else:
+            out.print(parity_table(document))
+    parity.require_passed()

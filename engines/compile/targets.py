@@ -1,0 +1,82 @@
+"""What engines can be built for, as data. Imports no TensorRT."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from export.stages import BATCH, LENGTH, AxisRange, graph_ranges
+from ldlm.config import LDLMConfig
+from ldlm.errors import ConfigError
+
+RTX = "rtx"
+
+# The compute capabilities of TensorRT-RTX 1.7 and what they are.
+RTX_SMS: dict[str, str] = {
+    "sm75": "Turing",
+    "sm80": "Ampere, data centre",
+    "sm86": "Ampere, RTX 30",
+    "sm89": "Ada, RTX 40",
+    "sm120": "Blackwell, RTX 50",
+    "sm121": "Blackwell, GB10",
+}
+
+# Known absences, so that the message says more than "unknown".
+NO_RTX: dict[str, str] = {
+    "sm90": "Hopper has no TensorRT-RTX; it needs plain TensorRT, built on that GPU",
+    "sm100": "Blackwell B200 has no TensorRT-RTX; it needs plain TensorRT, built on that GPU",
+}
+
+# TensorRT-RTX has no float32 matrix product there ("FP32 GEMM is not supported").
+NO_FLOAT32_MATMUL = ("sm75",)
+
+DEFAULT_MAX_BATCH = 8
+
+
+def parse_sms(text: str) -> tuple[str, ...]:
+    """`all`, or a list such as `80,8.9,sm120`, as names of RTX_SMS in ascending order.
+
+    Raises:
+        ConfigError: one of them is no TensorRT-RTX target.
+    """
+    if text.strip().lower() == "all":
+        return tuple(RTX_SMS)
+    wanted = set()
+    for item in filter(None, re.split(r"[,\s]+", text.strip().lower())):
+        name = "sm" + item.removeprefix("sm").replace(".", "")
+        if name not in RTX_SMS:
+            raise ConfigError(
+                "no such TensorRT-RTX target",
+                expected=", ".join(RTX_SMS),
+                got=item,
+                remedy=NO_RTX.get(name),
+            )
+        wanted.add(name)
+    if not wanted:
+        raise ConfigError("no target given", expected=f"all, or of {', '.join(RTX_SMS)}", got=text)
+    return tuple(name for name in RTX_SMS if name in wanted)
+
+
+def profile(
+    config: LDLMConfig,
+    batch: Sequence[int] | None = None,
+    length: Sequence[int] | None = None,
+) -> dict[str, AxisRange]:
+    """The engine's range (min, opt, max) per dynamic axis; by default batch 1..8 and every length.
+
+    Raises:
+        ConfigError: a range is out of order or larger than the graph's.
+    """
+    allowed = graph_ranges(config)
+    ranges = {
+        BATCH: AxisRange(*batch) if batch else AxisRange(1, 1, DEFAULT_MAX_BATCH),
+        LENGTH: AxisRange(*length) if length else allowed[LENGTH],
+    }
+    for axis, chosen in ranges.items():
+        if chosen.max > allowed[axis].max:
+            raise ConfigError(
+                f"the profile's {axis} is larger than the graph's",
+                expected=f"at most {allowed[axis].max}",
+                got=chosen.max,
+            )
+    return ranges

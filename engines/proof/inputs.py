@@ -1,0 +1,37 @@
+"""Inputs of the proof: what the stages see when text is generated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.stages import StageSpec
+from ldlm.config import LDLMConfig
+from ldlm.noise import NoiseStream
+from ldlm.schedule import TangentSchedule
+
+Array = NDArray[Any]
+
+
+def stage_inputs(
+    spec: StageSpec, config: LDLMConfig, batch: int, length: int, seed: int = 0
+) -> tuple[Array, ...]:
+    """Inputs of one stage, a stream of their own per sample.
+
+    The denoiser gets noisy latents on the schedule, at times spread over it; the decoders get
+    standard normals, the scale of latents and of hidden states after a norm.
+    """
+    noise = NoiseStream(seed, range(batch), (length, config.d_model))
+    clean = noise.draw()
+    if spec.name != "denoiser":
+        return (clean,)
+    schedule = TangentSchedule(config.tangent_d, config.t_min)
+    t = np.linspace(1.0, config.t_min, batch + 2)[1:-1].astype(np.float32)
+    alpha, sigma = (
+        f(t).astype(np.float32)[:, None, None] for f in (schedule.alpha, schedule.sigma)
+    )
+    x_t = alpha * clean + sigma * noise.draw()
+    x0_prev = clean + np.float32(0.3) * noise.draw()
+    return x_t, t, x0_prev

@@ -1,0 +1,171 @@
+"""Tables for people: the account of a model and the summary of an artifacts folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from engines.manifest import PARITY, Manifest
+from export.stages import DEPLOYED, STAGES
+
+if TYPE_CHECKING:
+    from ldlm.account import Line
+
+MB = 1e6
+
+
+def account_table(lines: Iterable[Line]) -> Table:
+    """Component, calculation, parameters and the published value beside it."""
+    table = Table(
+        title="Parameters",
+        caption=(
+            "published: seeds of the paper's page; the split between the four parts is a\n"
+            "reconstruction that meets both published totals"
+        ),
+    )
+    table.add_column("component")
+    table.add_column("calculation", overflow="fold")
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("published", justify="right", no_wrap=True)
+    for line in lines:
+        published = "" if line.published is None else f"{line.published:,}"
+        if line.published is not None:
+            same = line.published == line.parameters
+            published = f"[green]{published} =[/]" if same else f"[red]{published} ≠[/]"
+        table.add_row(line.component, line.calculation, f"{line.parameters:,}", published)
+    return table
+
+
+def read_parity(folder: Path) -> dict[str, Any] | None:
+    """parity.json, or None where nothing was verified."""
+    path = folder / PARITY
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def summary_table(folder: Path, manifest: Manifest) -> Table:
+    """Stage, precision, sizes, targets, seconds, error against PyTorch and the verdict."""
+    parity = read_parity(folder)
+    table = Table(
+        title=f"{manifest.name}: {folder}",
+        caption="error: worst relative L2 against "
+        "float32 PyTorch; the half precisions' limit is 1.25 times PyTorch autocast's",
+    )
+    for column in (
+        "stage",
+        "precision",
+        "ONNX MB",
+        "engine MB",
+        "targets",
+        "seconds",
+        "error",
+        "limit",
+        "verdict",
+    ):
+        table.add_column(column, justify="left" if column in ("stage", "targets") else "right")
+    precisions = dict.fromkeys(entry.precision for entry in manifest.graphs)
+    for precision in precisions:
+        for weights in DEPLOYED:
+            table.add_row(*_summary_row(manifest, precision, weights, parity))
+    return table
+
+
+def _summary_row(
+    manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
+) -> list[str]:
+    graph = manifest.graph(precision, weights)
+    engine = next(
+        (e for e in manifest.engines if (e.precision, e.stage) == (precision, weights)), None
+    )
+    error, limit, verdict = parity_summary(manifest, precision, weights, parity)
+    targets = ["none built"]
+    if engine is not None:
+        targets = [" ".join(sm.removeprefix("sm") for sm in engine.sms)]
+        targets += [f"[yellow]not {sm}[/]: {reason}" for sm, reason in engine.refused.items()]
+    return [
+        weights,
+        precision,
+        f"{(graph.graph.bytes + graph.data.bytes) / MB:,.1f}",
+        "-" if engine is None else f"{engine.engine.bytes / MB:,.1f}",
+        "\n".join(targets),
+        f"{graph.seconds + (engine.seconds if engine else 0.0):.1f}",
+        error,
+        limit,
+        verdict,
+    ]
+
+
+def parity_summary(
+    manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
+) -> tuple[str, str, str]:
+    """(worst error, its limit, verdict) of the parity lines that speak of the present graphs."""
+    stages = [spec.name for spec in STAGES if spec.weights == weights]
+    current = parity is not None and all(
+        parity["graphs"].get(f"{precision}/{name}") == manifest.graph(precision, name).graph.sha256
+        for name in stages
+    )
+    if parity is None or not current:
+        return "-", "-", "[yellow]not verified[/]"
+    lines = [ln for ln in parity["lines"] if ln["precision"] == precision and ln["stage"] in stages]
+    distances = [ln for ln in lines if ln["question"] in ("graph", "precision")]
+    worst = max(distances, key=_share_of_limit)
+    failed = [ln for ln in lines if not ln["passed"]]
+    verdict = f"[red]{len(failed)} of {len(lines)} fail[/]" if failed else "[green]pass[/]"
+    error = "NaN" if worst["distance"] is None else f"{worst['distance']:.1e}"
+    return error, f"{worst['limit']:.1e}", verdict
+
+
+def _share_of_limit(line: dict[str, Any]) -> float:
+    return float("inf") if line["distance"] is None else line["distance"] / line["limit"]
+
+
+def parity_table(parity: dict[str, Any]) -> Table:
+    """Every question per stage and precision: its worst case and the verdict."""
+    table = Table(
+        title="Parity against PyTorch",
+        caption=(
+            "graph: float32 file = model.  formula: half file without rounding = model.\n"
+            "precision: the policy in PyTorch, against 1.25 x autocast.  file: in ONNX Runtime.\n"
+            "tokens: share of ids that differ and are no near-tie"
+        ),
+    )
+    for column in (
+        "stage",
+        "precision",
+        "question",
+        "cases",
+        "worst at",
+        "distance",
+        "limit",
+        "max abs",
+        "cosine",
+        "verdict",
+    ):
+        table.add_column(column, justify="left" if column in ("stage", "question") else "right")
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for line in parity["lines"]:
+        key = (line["stage"], line["precision"], line["question"])
+        groups.setdefault(key, []).append(line)
+    for (stage, precision, question), lines in groups.items():
+        worst = max(lines, key=lambda ln: _share_of_limit(ln) if ln["limit"] else ln["distance"])
+        detail = worst["detail"] or {}
+        table.add_row(
+            stage,
+            precision,
+            question,
+            str(len(lines)),
+            f"{worst['batch']} x {worst['length']}",
+            _number(worst["distance"]),
+            _number(worst["limit"]),
+            _number(detail.get("max_abs")) if detail else "",
+            f"{detail['cosine']:.7f}" if detail else "",
+            "[green]pass[/]" if all(ln["passed"] for ln in lines) else "[red]FAIL[/]",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "NaN" if value is None else f"{value:.2g}"

@@ -1,0 +1,83 @@
+"""The three stages of generation on the runtime that was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engines.manifest import Manifest
+from export.stages import DEPLOYED, stage
+from ldlm.errors import ArtifactError, ConfigError
+from ldlm.sampler import Stages
+
+RUNTIMES = ("ort", "torch")
+
+
+def load_stages(
+    folder: Path,
+    manifest: Manifest,
+    *,
+    runtime: str = "ort",
+    precision: str = "fp32",
+    provider: str = "cpu",
+    checkpoint: Path | None = None,
+) -> Stages:
+    """Load the denoiser, the latent decoder and the token decoder.
+
+    Args:
+        folder, manifest: the artifacts.
+        runtime: "ort", or "torch" for the reference, which needs the checkpoint.
+        precision: of the ONNX graphs; the reference is float32.
+        provider: of ONNX Runtime.
+        checkpoint: the checkpoint folder that the artifacts were made from.
+
+    Raises:
+        ConfigError: no such runtime, or the reference asked for in another precision.
+        ArtifactError: artifacts missing or changed, or made from another checkpoint.
+    """
+    if runtime == "ort":
+        from engines.runtime.ort import OrtStage
+
+        return Stages(
+            *(
+                OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider)
+                for name in DEPLOYED
+            )
+        )
+    if runtime != "torch":
+        raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=runtime)
+    if precision != "fp32" or provider != "cpu":
+        raise ConfigError(
+            "the torch runtime is the reference, float32 on the CPU",
+            expected="fp32 on cpu",
+            got=f"{precision} on {provider}",
+        )
+    from engines.runtime.torch_stage import TorchStage
+    from ldlm.model import LDLM
+
+    model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
+    return Stages(*(TorchStage(model, stage(name)) for name in DEPLOYED))
+
+
+def require_origin(manifest: Manifest, checkpoint: Path | None) -> Path:
+    """The checkpoint folder, if the artifacts were made from it.
+
+    Raises:
+        ArtifactError: no checkpoint was given, or the artifacts were made from another one.
+        CheckpointError: there is none at the path.
+    """
+    from ldlm import checkpoint as checkpoints
+    from ldlm import files
+
+    if checkpoint is None:
+        raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
+    checkpoints.read_config(checkpoint)
+    checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
+    found = files.sha256(checkpoint / checkpoints.WEIGHTS)
+    if found != manifest.checkpoint:
+        raise ArtifactError(
+            "the artifacts were made from another checkpoint",
+            expected=f"sha256 {manifest.checkpoint}",
+            got=f"sha256 {found}",
+            remedy="ldlm export this checkpoint first",
+        )
+    return checkpoint

@@ -1,0 +1,138 @@
+"""A stage on ONNX Runtime, with the provider that was asked for or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from engines.manifest import Manifest
+from export.stages import AxisRange, StageSpec, check_inputs, graph_ranges, stage
+from ldlm.config import LDLMConfig
+from ldlm.errors import ArtifactError, ProviderError
+
+Array = NDArray[Any]
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+OPTIMISATION = {
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,  # what is deployed
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+
+class OrtStage:
+    """One stage as a callable: arrays in, in the spec's order, its one output out.
+
+    Args:
+        path: the .onnx file.
+        spec, config: what its inputs must look like.
+        provider: "cpu" or "cuda". Nothing else is used in its place.
+        optimisation: graph optimisation level; "all" is what is deployed.
+        threads: intra-op threads; None is one per core.
+        ranges: allowed sizes of the dynamic axes; None is what the graph was exported for.
+
+    Raises:
+        ProviderError: the provider is unknown, not installed, or does not start.
+        ArtifactError: ONNX Runtime cannot load the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        spec: StageSpec,
+        config: LDLMConfig,
+        *,
+        provider: str = "cpu",
+        optimisation: str = "all",
+        threads: int | None = None,
+        ranges: Mapping[str, AxisRange] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self.ranges = dict(ranges) if ranges is not None else graph_ranges(config)
+        self._outputs = [tensor.name for tensor in spec.outputs]
+        self._session = _open(path, spec, provider, optimisation, threads)
+
+    @classmethod
+    def from_artifacts(
+        cls, folder: Path, manifest: Manifest, stage_name: str, precision: str, **options: Any
+    ) -> OrtStage:
+        """A stage of an artifacts folder, after its files were compared with the manifest.
+
+        Raises:
+            ArtifactError: the graph was not exported, or a file is missing or changed.
+            ProviderError: as the constructor.
+        """
+        entry = manifest.graph(precision, stage_name)
+        entry.data.verified(folder)
+        path = entry.graph.verified(folder)
+        return cls(path, stage(stage_name), manifest.config, **options)
+
+    def __call__(self, *inputs: Array) -> Array:
+        """Run the stage.
+
+        Raises:
+            StageInputError: an input has the wrong dtype or shape, or a size outside the range.
+        """
+        names = [tensor.name for tensor in self.spec.inputs]
+        feeds = dict(zip(names, inputs, strict=False)) if len(inputs) == len(names) else {}
+        check_inputs(
+            self.spec,
+            self.config,
+            self.ranges,
+            {name: (array.dtype.name, array.shape) for name, array in feeds.items()},
+        )
+        output: Array = self._session.run(self._outputs, feeds)[0]
+        return output
+
+
+def _open(
+    path: Path, spec: StageSpec, provider: str, optimisation: str, threads: int | None
+) -> ort.InferenceSession:
+    if provider not in PROVIDERS:
+        raise ProviderError("no such provider", expected=" or ".join(PROVIDERS), got=provider)
+    wanted = PROVIDERS[provider]
+    remedy = "use --provider cpu, or install what the provider needs (docs of ONNX Runtime)"
+    available = ort.get_available_providers()
+    if wanted not in available:
+        raise ProviderError(
+            "ONNX Runtime is installed without this provider",
+            stage=spec.name,
+            expected=wanted,
+            got=", ".join(available),
+            remedy=remedy,
+        )
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = OPTIMISATION[optimisation]
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if provider != "cpu":
+        # ONNX Runtime would otherwise run what the device cannot on the CPU, with a warning.
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        session = ort.InferenceSession(str(path), options, providers=[wanted])
+    except Exception as error:  # the library's exceptions share no base but this one
+        kind = ArtifactError if provider == "cpu" else ProviderError
+        raise kind(
+            "ONNX Runtime could not load the stage",
+            stage=spec.name,
+            expected=wanted,
+            got=str(error)[:1000],
+            remedy=None if provider == "cpu" else remedy,
+        ) from error
+    active = session.get_providers()
+    if active[0] != wanted:
+        raise ProviderError(
+            "the provider asked for did not start",
+            stage=spec.name,
+            expected=wanted,
+            got=", ".join(active),
+            remedy=remedy,
+        )
+    return session
