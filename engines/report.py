@@ -35,7 +35,7 @@ def account_table(lines: Iterable[Line]) -> Table:
         published = "" if line.published is None else f"{line.published:,}"
         if line.published is not None:
             same = line.published == line.parameters
-            published = f"[green]{published} =[/]" if same else f"[red]{published} ≠[/]"
+            published = f"[green]{published} =[/]" if same else f"[yellow]{published} ≠[/]"
         table.add_row(line.component, line.calculation, f"{line.parameters:,}", published)
     return table
 

@@ -228,11 +228,14 @@ def _check_size(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
     for array in _constants(graph):
         found[array.dtype.numpy().name] += array.nbytes
     expected: Counter[str] = Counter()
+    foldable: Counter[str] = Counter()  # a residual scale's two numbers become one factor, 1 + s
     for tensor in tensors_of(module).values():
-        expected[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        expected[dtype] += tensor.nbytes
+        foldable[dtype] += tensor.nbytes if tensor.numel() <= 2 else 0
     for dtype in expected | found:
         surplus = found[dtype] - expected[dtype]
-        if not 0 <= surplus <= SCALARS_ALLOWED:
+        if not -foldable[dtype] <= surplus <= SCALARS_ALLOWED:
             raise GraphCheckError(
                 "the file does not hold the stage's parameters once each",
                 stage=spec.name,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,11 +114,8 @@ def _trace(module: nn.Module, spec: StageSpec, config: LDLMConfig) -> ir.Model:
         {i: dims[axis] for i, axis in enumerate(tensor.axes) if axis in DYNAMIC}
         for tensor in spec.inputs
     )
-    quiet = logging.getLogger("torch.onnx._internal.exporter")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)  # it reports that torchvision is not installed
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with _quiet(), warnings.catch_warnings(), torch.no_grad():
             # Deprecations inside torch's own exporter; nothing that a user could act on.
             warnings.simplefilter("ignore", (DeprecationWarning, FutureWarning, UserWarning))
             program = torch.onnx.export(
@@ -133,12 +132,24 @@ def _trace(module: nn.Module, spec: StageSpec, config: LDLMConfig) -> ir.Model:
         raise ExportError(
             "torch.onnx could not export the stage", stage=spec.name, got=str(error)[:2000]
         ) from error
-    finally:
-        quiet.setLevel(level)
     if program is None:
         raise ExportError("torch.onnx returned no program", stage=spec.name)
     strip_metadata(program.model)
     return program.model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what the exporter logs in every run: torchvision's absence, folds it skips."""
+    loggers = [logging.getLogger(n) for n in ("torch.onnx._internal.exporter", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _save(model: ir.Model, path: Path, data: str) -> None:

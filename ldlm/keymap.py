@@ -15,7 +15,8 @@ A mapping is TOML:
     ours = "token_decoder.head.weight"
     transpose = true
 
-`{name}` stands for one run of characters without a dot, the same on both sides. Several names in
+`{name}` stands for one run of characters without a dot, `{name*}` for one with or without; the
+same on both sides. Several names in
 `ours` split the tensor into equal parts along dim 0. Strict both ways: every tensor of the model
 is filled exactly once, and every tensor of the source is used or ignored.
 """
@@ -37,7 +38,7 @@ from ldlm import checkpoint
 from ldlm.config import LDLMConfig, preset
 from ldlm.errors import CheckpointError, ConfigError
 
-_PLACE = re.compile(r"\{(\w+)\}")
+_PLACE = re.compile(r"\{(\w+)(\*?)\}")
 
 
 @dataclass(frozen=True)
@@ -152,15 +153,15 @@ def _rule(table: dict[str, Any]) -> TensorRule:
 
 def _groups(rule: TensorRule, theirs: dict[str, Tensor]) -> list[tuple[list[str], list[str]]]:
     """The (sources, targets) that a rule stands for, one for every value of its places."""
-    pattern = re.escape(rule.theirs[0]).replace(r"\{", "{").replace(r"\}", "}")
+    pattern = re.sub(r"\\([{}*])", r"\1", re.escape(rule.theirs[0]))
     seen: set[str] = set()
 
     def group(match: re.Match[str]) -> str:
-        name = match.group(1)
+        name, spans_dots = match.groups()
         if name in seen:
             return f"(?P={name})"
         seen.add(name)
-        return f"(?P<{name}>[^.]+)"
+        return f"(?P<{name}>{'.+' if spans_dots else '[^.]+'})"
 
     matcher = re.compile(_PLACE.sub(group, pattern))
     found = []

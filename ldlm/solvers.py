@@ -50,8 +50,9 @@ def euler(schedule: TangentSchedule, t: Floats, s: Floats) -> Coefficients:
     dt = s - t
     alpha, sigma, beta = schedule.alpha(t), schedule.sigma(t), schedule.beta(t)
     A = 1.0 + beta * dt * (1.0 / sigma**2 - 0.5)
-    if np.any(A < 0):
-        # The explicit step overshoots: it would turn the sign of x, and at N = 1 multiply by -18.
+    if np.any(A[:-1] < 0) or A[-1] < -1:
+        # The explicit step overshoots: it turns the sign of x, and at N = 1 multiplies it by -18.
+        # Only a last step to t = 0 may: its A is near -1 on the finest of grids.
         raise SamplerError(
             "the euler solver is unstable with steps this large",
             expected="a finer grid (the default one needs 20 steps)",

@@ -1,0 +1,58 @@
+"""Fixtures on the `small` preset, made once per session."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engines.artifacts import build_artifacts, export_artifacts
+from engines.compile.targets import parse_sms, profile
+from ldlm import LDLM, PRESETS
+from ldlm.initialise import initialise
+from ldlm.tokenizer import create
+
+
+@pytest.fixture(scope="session")
+def small() -> LDLM:
+    """The small preset, every tensor drawn. Do not change it: copy it."""
+    model = initialise(LDLM(PRESETS["small"]).eval(), seed=0)
+    model.requires_grad_(False)
+    model.tokenizer_json = create(model.config).to_str()
+    return model
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(small: LDLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "small"
+    small.save_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_artifacts(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Graphs in fp32 and fp16 and their engines. Do not change them: see `own_artifacts`."""
+    folder = tmp_path_factory.mktemp("artifacts") / "small"
+    export_artifacts(small_checkpoint, folder, ["fp32", "fp16"], lambda _: None)
+    build_artifacts(
+        folder,
+        None,
+        parse_sms("all"),
+        profile(PRESETS["small"]),
+        skip_unsupported=True,
+        progress=lambda *_: None,
+    )
+    return folder
+
+
+@pytest.fixture
+def own_artifacts(small_artifacts: Path, tmp_path: Path) -> Path:
+    """A copy of the small artifacts that a test may damage."""
+    return Path(shutil.copytree(small_artifacts, tmp_path / "artifacts"))
+
+
+@pytest.fixture
+def own_checkpoint(small_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the small checkpoint that a test may damage."""
+    return Path(shutil.copytree(small_checkpoint, tmp_path / "checkpoint"))

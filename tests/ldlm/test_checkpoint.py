@@ -1,0 +1,163 @@
+"""Checkpoints: exact round trips, and a clear word for each way they can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ldlm import LDLM, PRESETS
+from ldlm import checkpoint as checkpoints
+from ldlm.errors import CheckpointError, ConfigError, DiskSpaceError, LDLMError
+from ldlm.initialise import DRAWS, initialise
+
+
+def test_round_trip_is_exact(small: LDLM, small_checkpoint: Path) -> None:
+    loaded = LDLM.from_checkpoint(small_checkpoint)
+    assert loaded.config == small.config
+    assert loaded.tokenizer_json == small.tokenizer_json
+    theirs = small.state_dict()
+    assert loaded.state_dict().keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in loaded.state_dict().items())
+    assert sorted(p.name for p in small_checkpoint.iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+    t = torch.tensor([0.5])
+    x = torch.randn(1, 3, small.config.d_model)
+    assert torch.equal(loaded.denoiser(x, t, x), small.denoiser(x, t, x))
+
+
+def damage(folder: Path, change: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "denoiser.blocks.0.qkv.weight"
+    if change == "missing":
+        del tensors[name]
+    elif change == "extra":
+        tensors["denoiser.blocks.9.qkv.weight"] = tensors[name].clone()
+    elif change == "shape":
+        tensors[name] = tensors[name].T.contiguous()
+    elif change == "dtype":
+        tensors[name] = tensors[name].half()
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("missing", ["lacks a tensor", "denoiser.blocks.0.qkv.weight", "expected: ", "384, 128"]),
+        ("extra", ["does not know", "denoiser.blocks.9.qkv.weight", "an extra tensor"]),
+        ("shape", ["another shape", "denoiser.blocks.0.qkv.weight", "[384, 128]", "[128, 384]"]),
+        ("dtype", ["denoiser.blocks.0.qkv.weight", "F32", "F16"]),
+    ],
+)
+def test_wrong_tensors_are_named(own_checkpoint: Path, change: str, words: list[str]) -> None:
+    damage(own_checkpoint, change)
+    with pytest.raises(CheckpointError) as caught:
+        LDLM.from_checkpoint(own_checkpoint)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, -1])
+def test_a_cut_file_is_named(own_checkpoint: Path, size: int) -> None:
+    path = own_checkpoint / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:size])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        LDLM.from_checkpoint(own_checkpoint)
+
+
+def test_no_checkpoint_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        LDLM.from_checkpoint(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="no config in it"):
+        LDLM.from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"softcup": 50.0}, {"softcap": "50"}, {"n_heads": 3}, {"t_min": 1.5}, None]
+)
+def test_a_wrong_config_is_named(own_checkpoint: Path, change: dict[str, object] | None) -> None:
+    path = own_checkpoint / "config.json"
+    fields = json.loads(path.read_text())
+    path.write_text("[1]" if change is None else json.dumps({**fields, **change}))
+    with pytest.raises(ConfigError):
+        LDLM.from_checkpoint(own_checkpoint)
+
+
+def test_saving_keeps_what_is_not_a_checkpoint(small: LDLM, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="in the way"):
+        small.save_checkpoint(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(
+    small: LDLM, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {p.name: p.read_bytes() for p in own_checkpoint.iterdir()}
+    monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 1000)
+    with pytest.raises(DiskSpaceError, match="1,000 bytes free"):
+        small.save_checkpoint(own_checkpoint)
+    monkeypatch.undo()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(DiskSpaceError):
+        small.save_checkpoint(own_checkpoint)
+    assert {p.name: p.read_bytes() for p in own_checkpoint.iterdir()} == before
+    assert [p.name for p in own_checkpoint.parent.iterdir()] == [own_checkpoint.name]
+
+
+def test_saving_replaces_an_older_checkpoint(small: LDLM, own_checkpoint: Path) -> None:
+    other = initialise(LDLM(small.config), seed=1)
+    other.save_checkpoint(own_checkpoint)
+    loaded = LDLM.from_checkpoint(own_checkpoint)
+    assert torch.equal(loaded.denoiser.output.weight, other.denoiser.output.weight)
+    assert loaded.tokenizer_json is None  # nothing of the old one is left
+    assert [p.name for p in own_checkpoint.parent.iterdir()] == [own_checkpoint.name]
+
+
+def test_initialisation_draws_every_tensor(small: LDLM) -> None:
+    """Nothing that parity multiplies by is 0 or 1, and a seed is a seed."""
+    for name, tensor in small.state_dict().items():
+        if name in ("latent_mean", "latent_std"):
+            continue
+        assert tensor.std() > 0.005, name
+        assert torch.count_nonzero(tensor) >= 0.999 * tensor.numel(), name
+    again = initialise(LDLM(PRESETS["small"]), seed=0).state_dict()
+    other = initialise(LDLM(PRESETS["small"]), seed=1).state_dict()
+    name = "denoiser.output.weight"
+    assert all(torch.equal(value, again[key]) for key, value in small.state_dict().items())
+    assert not torch.equal(small.state_dict()[name], other[name])
+    assert all(draw.reason for draw in DRAWS)
+
+
+def test_constructors_give_the_papers_start() -> None:
+    model = LDLM(PRESETS["small"])
+    state = model.state_dict()
+    zero = [n for n in state if "modulation" in n or n.startswith("denoiser.output")]
+    assert zero
+    assert all(not torch.any(state[name]) for name in zero + [n for n in state if "scale" in n])
+    assert all(torch.all(v == 1) for n, v in state.items() if n.endswith(("gain", "norm1.weight")))
+    assert torch.any(state["denoiser.blocks.0.out.weight"])
+
+
+def test_header_is_read_without_the_tensors(small_checkpoint: Path) -> None:
+    entries = checkpoints.read_header(small_checkpoint / "model.safetensors")
+    assert entries["latent_mean"] == checkpoints.TensorEntry("F32", (128,))
+
+
+def test_errors_are_one_family() -> None:
+    error = CheckpointError("wrong", stage="s", tensor="t", expected=1, got=2, remedy="r")
+    assert isinstance(error, LDLMError)
+    assert str(error).splitlines() == [
+        "wrong", "  stage:    s", "  tensor:   t", "  expected: 1", "  got:      2",
+        "  remedy:   r",
+    ]  # fmt: skip

@@ -1,0 +1,112 @@
+"""Bringing in checkpoints with other names: exact, and strict both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ldlm import LDLM
+from ldlm.errors import CheckpointError, ConfigError, LDLMError
+from ldlm.keymap import convert, read_map
+
+MAP = """
+preset = "small"
+ignore = ["ema.*"]
+
+[[tensor]]
+theirs = "net.{name*}"
+ours = "{name*}"
+
+[[tensor]]
+theirs = ["split.{i}.q", "split.{i}.k", "split.{i}.v"]
+ours = "denoiser.blocks.{i}.qkv.weight"
+
+[[tensor]]
+theirs = "joined.{i}.qkv"
+ours = ["token_decoder.blocks.{i}.q.weight", "token_decoder.blocks.{i}.k.weight", "token_decoder.blocks.{i}.v.weight"]
+
+[[tensor]]
+theirs = "head.kernel"
+ours = "token_decoder.head.weight"
+transpose = true
+"""  # noqa: E501
+
+
+def foreign(model: LDLM) -> dict[str, torch.Tensor]:
+    """The same tensors under other names: some split, some joined, one transposed."""
+    ours = dict(model.state_dict())
+    theirs = {"ema.step": torch.zeros(1)}
+    for i in range(2):
+        parts = ours.pop(f"denoiser.blocks.{i}.qkv.weight").chunk(3)
+        theirs.update({f"split.{i}.{n}": p.clone() for n, p in zip("qkv", parts, strict=True)})
+        parts = [ours.pop(f"token_decoder.blocks.{i}.{n}.weight") for n in "qkv"]
+        theirs[f"joined.{i}.qkv"] = torch.cat(parts)
+    theirs["head.kernel"] = ours.pop("token_decoder.head.weight").T.contiguous()
+    return theirs | {f"net.{name}": tensor for name, tensor in ours.items()}
+
+
+@pytest.fixture
+def source(small: LDLM, tmp_path: Path) -> Path:
+    path = tmp_path / "theirs.safetensors"
+    save_file(foreign(small), path)
+    return path
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> Path:
+    path = tmp_path / "map.toml"
+    path.write_text(MAP)
+    return path
+
+
+def test_every_tensor_arrives(small: LDLM, source: Path, mapping: Path, tmp_path: Path) -> None:
+    convert(source, read_map(mapping), tmp_path / "ours", small.tokenizer_json)
+    loaded = LDLM.from_checkpoint(tmp_path / "ours").state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in small.state_dict().items())
+
+
+def test_half_sources_become_float32(
+    small: LDLM, source: Path, mapping: Path, tmp_path: Path
+) -> None:
+    save_file({name: value.bfloat16() for name, value in foreign(small).items()}, source)
+    convert(source, read_map(mapping), tmp_path / "ours", None)
+    assert LDLM.from_checkpoint(tmp_path / "ours").denoiser.output.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('ignore = ["ema.*"]', "", "unused"),
+        ('theirs = "head.kernel"', 'theirs = "head.kernal"', "matches no tensor"),
+        ("transpose = true", "", "another shape"),
+        ('ours = "token_decoder.head.weight"', 'ours = "token_decoder.tail.weight"', "lacks"),
+        ('ours = "token_decoder.head.weight"', 'ours = "latent_mean"', "same tensor"),
+        ("split.{i}.k", "split.{i}.x", "joins a tensor"),
+        ('ours = "denoiser.blocks.{i}.qkv', 'ours = "denoiser.blocks.{j}.qkv', "place"),
+        ('preset = "small"', 'preset = "smal"', "no such preset"),
+        ('preset = "small"', "", "not a mapping file"),
+        ("transpose = true", "transposed = true", "not a mapping file"),
+        ("[[tensor]]", "[[tensor]", "not a mapping file"),
+    ],
+)
+def test_mistakes_are_named(
+    source: Path, mapping: Path, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    mapping.write_text(MAP.replace(old, new, 1))
+    with pytest.raises(LDLMError, match=words):
+        convert(source, read_map(mapping), tmp_path / "ours", None)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_pickles_are_not_read(mapping: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"x": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="run code"):
+        convert(path, read_map(mapping), tmp_path / "ours", None)
+    with pytest.raises(CheckpointError, match="no weights"):
+        convert(tmp_path / "nothing", read_map(mapping), tmp_path / "ours", None)
+    with pytest.raises(ConfigError, match="not a mapping file"):
+        read_map(tmp_path / "nothing.toml")
