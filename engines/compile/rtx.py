@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +210,9 @@ def _compile(
     monitor = _Monitor(progress) if progress else None
     plan = None
     # Polygraphy logs its own summary and errors; the reasons are in our logger.
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1), warnings.catch_warnings():
+        # Polygraphy sets a timing cache, which TensorRT deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
         try:
             settings = create_config_rtx(
                 builder,

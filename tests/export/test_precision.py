@@ -1,0 +1,72 @@
+"""Precision policies: every computation decided, by a rule with a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from export.precision import POLICIES, Rule, apply, decide, policy, without_rounding
+from export.stages import STAGES, stage
+from ldlm import LDLM
+from ldlm.errors import ConfigError, ExportError
+from ldlm.layers import Island, Linear
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("spec", STAGES, ids=lambda s: s.name)
+def test_every_computation_is_decided(small: LDLM, name: str, spec) -> None:  # type: ignore[no-untyped-def]
+    module = spec.build(small)
+    decisions = {d.module for d in decide(module, spec.weights, policy(name))}
+    expected = {n for n, m in module.named_modules() if isinstance(m, Island | Linear)}
+    assert decisions == expected
+    assert all(rule.reason for rule in policy(name))
+
+
+def test_fp16_is_the_stated_table(small: LDLM) -> None:
+    """Which kinds end up in which dtype, per stage."""
+    found = {}
+    for name in ("denoiser", "latent_decoder", "token_decoder"):
+        decisions = decide(stage(name).build(small), name, POLICIES["fp16"])
+        found[name] = {(d.kind, d.rule.dtype) for d in decisions}
+    common = {("layer_norm", "float32"), ("residual", "float32"), ("linear", "float16")}
+    assert found["denoiser"] == common | {
+        ("time_embedding", "float32"), ("linear", "float32"), ("fused_attention", "float16"),
+    }  # fmt: skip
+    assert found["latent_decoder"] == common | {
+        ("rms_norm", "float32"), ("softcap_softmax", "float32"), ("capped_attention", "float16"),
+    }  # fmt: skip
+    assert found["token_decoder"] == common | {("fused_attention", "float16")}
+    time = decide(stage("denoiser").build(small), "denoiser", POLICIES["fp16"])
+    inside = {d.module: d.rule.what for d in time if d.module.startswith("time")}
+    assert set(inside.values()) == {"time_embedding"}
+
+
+def test_applying_a_policy_leaves_the_model_alone(small: LDLM) -> None:
+    module = apply(stage("latent_decoder").build(small), "latent_decoder", POLICIES["fp16"])
+    dtypes = {type(m).__name__: m.weight.dtype for m in module.modules() if hasattr(m, "weight")}
+    assert dtypes == {"Linear": torch.float16, "LayerNorm": torch.float32}
+    assert all(p.dtype == torch.float32 for p in small.parameters())
+    z = torch.randn(1, 4, small.config.d_model)
+    assert module(z).dtype == torch.float32
+    assert not torch.equal(module(z), stage("latent_decoder").build(small)(z))
+
+
+def test_without_rounding_keeps_the_rounded_weights(small: LDLM) -> None:
+    half = apply(stage("denoiser").build(small), "denoiser", POLICIES["fp16"])
+    wide = without_rounding(half)
+    assert all(p.dtype == torch.float32 for p in wide.parameters())
+    name = "blocks.0.qkv.weight"
+    weight = small.denoiser.state_dict()[name]
+    assert torch.equal(wide.state_dict()[name], weight.half().float())
+    assert not torch.equal(wide.state_dict()[name], weight)
+
+
+def test_rules_that_do_not_fit_are_errors(small: LDLM) -> None:
+    module = stage("token_decoder").build(small)
+    idle = (Rule(("token_decoder",), "rms_norm", "float32", "none there"), *POLICIES["fp32"])
+    with pytest.raises(ExportError, match="matches nothing"):
+        decide(module, "token_decoder", idle)
+    with pytest.raises(ExportError, match="no precision rule"):
+        decide(module, "token_decoder", POLICIES["fp16"][:-1])
+    with pytest.raises(ConfigError, match="fp32 or fp16"):
+        policy("fp8")

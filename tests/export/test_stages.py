@@ -1,0 +1,79 @@
+"""Stages as data: shapes, ranges, and what a wrong input is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from export.stages import DEPLOYED, EXAMPLE, STAGES, AxisRange, check_inputs, graph_ranges, stage
+from ldlm import PRESETS
+from ldlm.errors import ConfigError, StageInputError
+
+CONFIG = PRESETS["base"]
+GOOD = {
+    "x_t": ("float32", (2, 7, 768)),
+    "t": ("float32", (2,)),
+    "x0_prev": ("float32", (2, 7, 768)),
+}
+
+
+def test_names_that_runtimes_share() -> None:
+    table = {s.name: ([t.name for t in s.inputs], [t.name for t in s.outputs]) for s in STAGES}
+    assert table == {
+        "denoiser": (["x_t", "t", "x0_prev"], ["x0_hat"]),
+        "latent_decoder": (["z"], ["h_hat"]),
+        "token_decoder": (["h_hat"], ["token_ids"]),
+        "token_decoder_logits": (["h_hat"], ["logits"]),
+    }
+    assert DEPLOYED == ("denoiser", "latent_decoder", "token_decoder")
+
+
+def test_shapes_come_from_the_config() -> None:
+    assert stage("denoiser").inputs[0].shape(CONFIG, EXAMPLE) == (2, 24, 768)
+    assert stage("token_decoder_logits").outputs[0].shape(CONFIG, EXAMPLE) == (2, 24, 50259)
+    assert graph_ranges(CONFIG)["length"].max == 1024
+    assert graph_ranges(CONFIG)["batch"].max == 64
+
+
+def test_good_inputs_pass() -> None:
+    check_inputs(stage("denoiser"), CONFIG, graph_ranges(CONFIG), GOOD)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"t": ("float64", (2,))}, ["tensor:   t", "float32 [2]", "float64 [2]"]),
+        ({"t": ("float32", (3,))}, ["tensor:   t", "float32 [2]", "float32 [3]"]),
+        ({"x0_prev": ("float32", (2, 8, 768))}, ["x0_prev", "[2, 7, 768]", "[2, 8, 768]"]),
+        ({"x_t": ("float32", (2, 768))}, ["tensor:   x_t"]),
+        ({"x_t": ("float32", (2, 7, 512))}, ["tensor:   x_t", "768", "512"]),
+        ({"extra": ("float32", (1,))}, ["other inputs"]),
+    ],
+)
+def test_wrong_inputs_are_named(
+    change: dict[str, tuple[str, tuple[int]]], words: list[str]
+) -> None:
+    with pytest.raises(StageInputError) as caught:
+        check_inputs(stage("denoiser"), CONFIG, graph_ranges(CONFIG), {**GOOD, **change})
+    assert all(word in str(caught.value) for word in [*words, "denoiser"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((1, 1025, 768), "length"), ((65, 1, 768), "batch"), ((0, 1, 768), "batch")]
+)
+def test_sizes_outside_the_range_are_named(shape: tuple[int, ...], axis: str) -> None:
+    with pytest.raises(StageInputError, match=f"the {axis} is outside"):
+        check_inputs(
+            stage("latent_decoder"), CONFIG, graph_ranges(CONFIG), {"z": ("float32", shape)}
+        )
+
+
+@pytest.mark.parametrize("values", [(0, 1, 2), (2, 1, 3), (1, 4, 3)])
+def test_axis_ranges_are_ordered(values: tuple[int, int, int]) -> None:
+    """TensorRT itself accepts min > opt > max and fails later, without a word."""
+    with pytest.raises(ConfigError, match="out of order"):
+        AxisRange(*values)
+
+
+def test_unknown_stage() -> None:
+    with pytest.raises(ConfigError, match="denoiser or latent_decoder"):
+        stage("encoder")
