@@ -7,6 +7,7 @@ unused input is an error.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -145,6 +146,16 @@ def _parse(path: Path, spec: StageSpec, network: Any, logger: _Logger) -> None:
         raise EngineBuildError(
             "TensorRT cannot read the graph", stage=spec.name, got="; ".join(problems)[:1000]
         )
+    # A file of noise can parse as an empty network.
+    names = [tensor.name for tensor in spec.inputs]
+    found = [network.get_input(i).name for i in range(network.num_inputs)]
+    if found != names:
+        raise EngineBuildError(
+            "TensorRT cannot read the graph: other inputs",
+            stage=spec.name,
+            expected=names,
+            got=found,
+        )
     unused = [text for text in logger.warnings if "unused" in text.lower()]
     if unused:
         raise EngineBuildError("an input of the graph is unused", stage=spec.name, got=unused[0])
@@ -209,10 +220,7 @@ def _compile(
         shapes.add(name, smallest, best, largest)
     monitor = _Monitor(progress) if progress else None
     plan = None
-    # Polygraphy logs its own summary and errors; the reasons are in our logger.
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1), warnings.catch_warnings():
-        # Polygraphy sets a timing cache, which TensorRT deprecates.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with _quiet_polygraphy():
         try:
             settings = create_config_rtx(
                 builder,
@@ -228,6 +236,7 @@ def _compile(
     if monitor and monitor.stopped:
         raise monitor.stopped
     if plan is None:
+        _settle(logger, sms)
         raise EngineBuildError(
             "TensorRT could not build the engine",
             stage=spec.name,
@@ -235,6 +244,33 @@ def _compile(
             got="; ".join(dict.fromkeys(logger.errors))[:1000],
         )
     return bytes(plan)
+
+
+@contextlib.contextmanager
+def _quiet_polygraphy() -> Iterator[None]:
+    """Hold back Polygraphy's own summary and errors; the reasons are in our logger."""
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1), warnings.catch_warnings():
+        # Polygraphy sets a timing cache, which TensorRT deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _settle(logger: _Logger, sms: Sequence[str]) -> None:
+    """Build and discard one layer after a failed build.
+
+    Measured with TensorRT-RTX 1.7.1: the first build after one that failed for SM75 gives another,
+    larger engine than the same build in a fresh process; the second is as it should be.
+    """
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    source = network.add_input("x", trt.DataType.FLOAT, (1,))
+    layer = network.add_unary(source, trt.UnaryOperation.ABS)
+    network.mark_output(layer.get_output(0))
+    with _quiet_polygraphy():
+        settings = create_config_rtx(
+            builder, network, compute_capabilities=[_major_minor(sm) for sm in sms]
+        )
+        builder.build_serialized_network(network, settings)
 
 
 def _major_minor(sm: str) -> tuple[int, int]:

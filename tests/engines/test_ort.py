@@ -1,0 +1,131 @@
+"""Stages on ONNX Runtime and PyTorch: the provider asked for, checked inputs, every size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from engines import OrtStage, compare
+from engines import manifest as manifests
+from engines.proof.inputs import stage_inputs
+from engines.runtime.load import load_stages
+from engines.runtime.ort import OPTIMISATION
+from engines.runtime.torch_stage import TorchStage
+from export.stages import stage
+from ldlm import LDLM
+from ldlm.errors import ArtifactError, ConfigError, ProviderError, StageInputError
+
+
+def opened(folder: Path, name: str, precision: str = "fp32", **options: object) -> OrtStage:
+    return OrtStage.from_artifacts(folder, manifests.load(folder), name, precision, **options)
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.mark.skipif(has_cuda(), reason="the machine has a CUDA device; this is about having none")
+def test_cuda_asked_for_and_absent_is_an_error(small_artifacts: Path) -> None:
+    """Case 14: ONNX Runtime itself would use the CPU and print a warning."""
+    with pytest.raises(ProviderError, match="CUDAExecutionProvider"):
+        opened(small_artifacts, "token_decoder", provider="cuda")
+
+
+def test_unknown_provider(small_artifacts: Path) -> None:
+    with pytest.raises(ProviderError, match="cpu or cuda"):
+        opened(small_artifacts, "token_decoder", provider="tpu")
+
+
+@pytest.mark.parametrize("level", OPTIMISATION)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_loads_and_agrees_at_every_optimisation_level(
+    small: LDLM, small_artifacts: Path, level: str, precision: str
+) -> None:
+    """Cases 1 and 19: the float32 island between half casts loads, and no fusion moves it."""
+    limit = 1e-5 if precision == "fp32" else 5e-3
+    for name in ("denoiser", "latent_decoder"):
+        spec = stage(name)
+        arrays = stage_inputs(spec, small.config, 2, 9)
+        got = opened(small_artifacts, name, precision, optimisation=level)(*arrays)
+        assert compare(got, TorchStage(small, spec)(*arrays)).relative_l2 <= limit
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (64, 2), (1, 128), (5, 31)])
+def test_every_size_runs(small: LDLM, small_artifacts: Path, batch: int, length: int) -> None:
+    """Case 11: not specialised to the example's batch or length."""
+    for name in ("denoiser", "latent_decoder", "token_decoder_logits"):
+        spec = stage(name)
+        arrays = stage_inputs(spec, small.config, batch, length)
+        got = opened(small_artifacts, name)(*arrays)
+        assert compare(got, TorchStage(small, spec)(*arrays)).relative_l2 <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["ort", "torch"])
+def test_wrong_inputs_are_refused(small: LDLM, small_artifacts: Path, kind: str) -> None:
+    spec = stage("latent_decoder")
+    run = opened(small_artifacts, spec.name) if kind == "ort" else TorchStage(small, spec)
+    good = np.zeros((1, 4, 128), np.float32)
+    run(good)
+    for bad, words in (
+        ((good.astype(np.float64),), "wrong dtype"),
+        ((good[0],), "wrong dtype or shape"),
+        ((np.zeros((1, 129, 128), np.float32),), "length is outside"),
+        ((np.zeros((65, 1, 128), np.float32),), "batch is outside"),
+        ((good, good), "other inputs"),
+        ((), "other inputs"),
+    ):
+        with pytest.raises(StageInputError, match=words):
+            run(*bad)
+
+
+def test_ids_are_the_argmax_of_the_logits(small: LDLM, small_artifacts: Path) -> None:
+    (h_hat,) = stage_inputs(stage("token_decoder"), small.config, 3, 17)
+    for precision in ("fp32", "fp16"):
+        ids = opened(small_artifacts, "token_decoder", precision)(h_hat)
+        logits = opened(small_artifacts, "token_decoder_logits", precision)(h_hat)
+        assert ids.dtype == np.int64
+        assert np.array_equal(ids, logits.argmax(-1))
+
+
+def test_changed_files_are_refused(own_artifacts: Path) -> None:
+    """Cases 13 and 15: cut, changed, renamed or missing; named before a runtime sees them."""
+    data = own_artifacts / "onnx" / "fp32" / "denoiser.onnx.data"
+    content = data.read_bytes()
+    data.write_bytes(content[:-1])
+    with pytest.raises(ArtifactError, match="is not the file that was made"):
+        opened(own_artifacts, "denoiser")
+    data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match="has changed since it was made"):
+        opened(own_artifacts, "denoiser")
+    data.unlink()
+    with pytest.raises(ArtifactError, match="a file is missing"):
+        opened(own_artifacts, "denoiser")
+
+
+def test_a_broken_graph_is_an_artifact_error(small: LDLM, tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"not a graph")
+    with pytest.raises(ArtifactError, match="could not load"):
+        OrtStage(tmp_path / "x.onnx", stage("denoiser"), small.config)
+
+
+def test_runtimes_that_are_not_there(small_artifacts: Path, tmp_path: Path) -> None:
+    manifest = manifests.load(small_artifacts)
+    with pytest.raises(ConfigError, match="ort or torch"):
+        load_stages(small_artifacts, manifest, runtime="tflite")
+    with pytest.raises(ConfigError, match="reference"):
+        load_stages(small_artifacts, manifest, runtime="torch", precision="fp16")
+    with pytest.raises(ArtifactError, match="needs the checkpoint"):
+        load_stages(small_artifacts, manifest, runtime="torch")
+    with pytest.raises(ArtifactError, match="was not exported"):
+        load_stages(small_artifacts, manifest, precision="bf16")
+
+
+def test_the_cpu_is_the_provider_in_use(small_artifacts: Path) -> None:
+    session = opened(small_artifacts, "token_decoder")._session
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert "CPUExecutionProvider" in onnxruntime.get_available_providers()

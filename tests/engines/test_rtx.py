@@ -1,0 +1,150 @@
+"""TensorRT-RTX engines, really built, without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from engines import build_engine
+from engines import manifest as manifests
+from engines.compile.targets import RTX_SMS, parse_sms, profile
+from export.stages import AxisRange, stage
+from ldlm import PRESETS
+from ldlm.errors import ConfigError, EngineBuildError
+
+CONFIG = PRESETS["small"]
+AMPERE_ON = ("sm80", "sm86", "sm89", "sm120")
+
+
+def graph(folder: Path, precision: str, name: str) -> Path:
+    return folder / "onnx" / precision / f"{name}.onnx"
+
+
+def test_targets_are_those_of_the_installed_builder() -> None:
+    import tensorrt_rtx as trt
+
+    found = {name.lower() for name in dir(trt.ComputeCapability) if name.startswith("SM")}
+    assert found == set(RTX_SMS)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ["denoiser", "latent_decoder", "token_decoder"])
+def test_artifacts_hold_engines_for_every_target(
+    small_artifacts: Path, precision: str, name: str
+) -> None:
+    manifest = manifests.load(small_artifacts)
+    (entry,) = [e for e in manifest.engines if (e.precision, e.stage) == (precision, name)]
+    entry.engine.verified(small_artifacts)
+    assert set(AMPERE_ON) <= set(entry.sms)
+    on_turing = precision == "fp16" and name != "denoiser"
+    assert ("sm75" in entry.sms) == on_turing
+    assert ("sm75" in entry.refused) == (not on_turing)
+    source = manifest.graph(precision, name)
+    assert entry.made_from == (source.graph.sha256, source.data.sha256)
+    assert entry.profile["batch"] == AxisRange(1, 1, 8)
+    assert entry.profile["length"].max == CONFIG.n_positions
+
+
+def test_turing_is_refused_with_the_layer_that_stops_it(small_artifacts: Path) -> None:
+    """Fact: FP32 GEMM is not supported there, and the time embedding is float32."""
+    with pytest.raises(EngineBuildError, match="sm75: no float32 matrix product") as caught:
+        build_engine(
+            graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
+            sms=["sm75", "sm89"], profile=profile(CONFIG),
+        )  # fmt: skip
+    assert "the graph has 2" in str(caught.value)  # the two of the time embedding
+
+
+def test_tensorrt_agrees_that_turing_has_no_float32_product(
+    small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own refusal is not stricter than the builder's."""
+    monkeypatch.setattr("engines.compile.rtx.NO_FLOAT32_MATMUL", ())
+    with pytest.raises(EngineBuildError, match="FP32 GEMM is not supported"):
+        build_engine(
+            graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
+            sms=["sm75"], profile=profile(CONFIG),
+        )  # fmt: skip
+
+
+def test_a_failed_build_leaves_no_trace_in_the_next(
+    small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT-RTX 1.7.1 gives another engine right after a build that failed for SM75."""
+
+    def build() -> bytes:
+        return build_engine(
+            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
+            sms=["sm89"], profile=profile(CONFIG),
+        ).plan  # fmt: skip
+
+    before = build()
+    monkeypatch.setattr("engines.compile.rtx.NO_FLOAT32_MATMUL", ())
+    with pytest.raises(EngineBuildError):
+        build_engine(
+            graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
+            sms=["sm75"], profile=profile(CONFIG),
+        )  # fmt: skip
+    assert build() == before
+
+
+def test_builds_are_repeatable_and_report_progress(small_artifacts: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    plans = [
+        build_engine(
+            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
+            sms=["sm89"], profile=profile(CONFIG), progress=lambda *step: seen.append(step),
+        ).plan
+        for _ in range(2)
+    ]  # fmt: skip
+    assert hashlib.sha256(plans[0]).digest() == hashlib.sha256(plans[1]).digest()
+    assert seen
+    assert all(1 <= step <= steps for _, step, steps in seen)
+
+
+def test_stopping_a_build_stops_it(small_artifacts: Path) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(
+            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
+            sms=["sm89"], profile=profile(CONFIG), progress=stop,
+        )  # fmt: skip
+
+
+def test_float32_attention_needs_to_be_decomposable(
+    small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 7: the Attention op parses and then fails to build in float32 as it stands."""
+    monkeypatch.setattr("engines.compile.rtx._allow_float32_attention", lambda _: None)
+    with pytest.raises(EngineBuildError, match="could not build"):
+        build_engine(
+            graph(small_artifacts, "fp32", "token_decoder"), stage("token_decoder"), CONFIG,
+            sms=["sm89"], profile=profile(CONFIG),
+        )  # fmt: skip
+
+
+def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"\x00nothing")
+    with pytest.raises(EngineBuildError, match="cannot read the graph"):
+        build_engine(tmp_path / "x.onnx", stage("denoiser"), CONFIG, sms=["sm89"],
+                     profile=profile(CONFIG))  # fmt: skip
+
+
+def test_sm_lists() -> None:
+    assert parse_sms("89, 8.0 sm120") == ("sm80", "sm89", "sm120")
+    assert parse_sms("all") == tuple(RTX_SMS)
+    for text, words in (("90", "Hopper"), ("42", "no such"), ("", "no target"), ("x", "no such")):
+        with pytest.raises(ConfigError, match=words):
+            parse_sms(text)
+
+
+def test_profiles() -> None:
+    """Case 18: out of order, or larger than the graph: refused before TensorRT is asked."""
+    assert profile(CONFIG, (1, 2, 4), (1, 16, 64))["batch"] == AxisRange(1, 2, 4)
+    for batch, length in (((1, 4, 2), None), ((1, 1, 65), None), (None, (1, 64, 129))):
+        with pytest.raises(ConfigError):
+            profile(CONFIG, batch, length)

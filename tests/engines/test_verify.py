@@ -1,0 +1,198 @@
+"""The first proof holds on good files and fails on damaged ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engines import manifest as manifests
+from engines.manifest import FileEntry, GraphEntry
+from engines.proof.half import HalfProducts
+from engines.proof.verify import Parity, verify
+from engines.report import parity_summary, parity_table, read_parity, summary_table
+from ldlm import LDLM
+from ldlm.errors import ParityError
+
+
+@pytest.fixture(scope="module")
+def parity(small: LDLM, small_artifacts: Path) -> Parity:
+    return verify(small_artifacts, manifests.load(small_artifacts), small, ["fp32", "fp16"])
+
+
+def test_every_line_passes(parity: Parity) -> None:
+    assert not parity.failures()
+    parity.require_passed()
+    stages = {"denoiser", "latent_decoder", "token_decoder_logits"}
+    for question, precision in (("graph", "fp32"), ("formula", "fp16"), ("precision", "fp16"),
+                                ("file", "fp16")):  # fmt: skip
+        lines = [ln for ln in parity.lines if (ln.question, ln.precision) == (question, precision)]
+        assert {ln.stage for ln in lines} == stages
+        cases = {(ln.batch, ln.length) for ln in lines}
+        assert {1, 3} == {b for b, _ in cases}
+        assert {1, 17, 128} == {t for _, t in cases}
+    assert {ln.limit for ln in parity.lines if ln.question in ("graph", "formula")} == {1e-5}
+
+
+def test_half_is_worse_than_float32_and_near_autocast(parity: Parity) -> None:
+    """The gates measure something: half rounds, and its limit is of the size of its error."""
+    for line in parity.lines:
+        if line.question == "precision":
+            assert line.distance > 1e-4
+            assert line.limit < 3 * line.distance
+
+
+def save_damaged(folder: Path, stage: str, precision: str, model: ir.Model) -> None:
+    """Write a damaged graph and enter it in the manifest, as a faulty exporter would."""
+    path = folder / "onnx" / precision / f"{stage}.onnx"
+    ir.save(model, path)
+    manifest = manifests.load(folder)
+    old = manifest.graph(precision, stage)
+    manifest.put_graph(
+        GraphEntry(stage, precision, FileEntry.of(folder, path), old.data, 0.0, old.evidence)
+    )
+    manifest.save(folder)
+
+
+def first(model: ir.Model, op_type: str) -> ir.Node:
+    return next(node for node in model.graph if node.op_type == op_type)
+
+
+def tanh_gelu(model: ir.Model) -> None:
+    first(model, "Gelu").attributes["approximate"] = ir.AttrString("approximate", "tanh")
+
+
+def erf_gelu(model: ir.Model) -> None:
+    first(model, "Gelu").attributes["approximate"] = ir.AttrString("approximate", "none")
+
+
+def other_eps(model: ir.Model) -> None:
+    first(model, "LayerNormalization").attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-3)
+
+
+def no_softcap(model: ir.Model) -> None:
+    tanh = first(model, "Tanh")
+    ir.convenience.replace_all_uses_with(tanh.outputs[0], tanh.inputs[0])
+
+
+def other_cap(model: ir.Model) -> None:
+    divided = first(model, "Tanh").inputs[0].producer()
+    constant = divided.inputs[1].const_value.numpy()
+    divided.replace_input_with(1, _constant(model, constant * 1.25))
+
+
+def swapped_inputs(model: ir.Model) -> None:
+    concat = first(model, "Concat")
+    a, b = concat.inputs
+    concat.replace_input_with(0, b)
+    concat.replace_input_with(1, a)
+
+
+def _constant(model: ir.Model, array: object) -> ir.Value:
+    value = ir.Value(name="damage", const_value=ir.tensor(array, name="damage"))
+    model.graph.register_initializer(value)
+    return value
+
+
+DAMAGE: list[tuple[Callable[[ir.Model], None], str]] = [
+    (tanh_gelu, "latent_decoder"),
+    (erf_gelu, "denoiser"),
+    (other_eps, "token_decoder_logits"),
+    (no_softcap, "latent_decoder"),
+    (other_cap, "latent_decoder"),
+    (swapped_inputs, "denoiser"),
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("damage", "stage"), DAMAGE, ids=lambda v: getattr(v, "__name__", ""))
+def test_a_damaged_formula_is_noticed(
+    small: LDLM, own_artifacts: Path, precision: str,
+    damage: Callable[[ir.Model], None], stage: str,
+) -> None:  # fmt: skip
+    model = ir.load(own_artifacts / "onnx" / precision / f"{stage}.onnx")
+    damage(model)
+    save_damaged(own_artifacts, stage, precision, model)
+    found = verify(own_artifacts, manifests.load(own_artifacts), small, [precision])
+    question = "graph" if precision == "fp32" else "formula"
+    assert {ln.question for ln in found.failures() if ln.stage == stage} >= {question}
+    with pytest.raises(ParityError, match="parity lines fail"):
+        found.require_passed()
+
+
+def test_wrong_ids_are_noticed(small: LDLM, own_artifacts: Path) -> None:
+    model = ir.load(own_artifacts / "onnx" / "fp32" / "token_decoder.onnx")
+    argmax = first(model, "ArgMax")
+    argmax.op_type = "ArgMin"
+    save_damaged(own_artifacts, "token_decoder", "fp32", model)
+    found = verify(own_artifacts, manifests.load(own_artifacts), small, ["fp32"])
+    assert {ln.question for ln in found.failures()} == {"tokens"}
+
+
+def test_weights_of_another_seed_are_noticed(small: LDLM, small_artifacts: Path) -> None:
+    other = copy.deepcopy(small)
+    other.token_decoder.head.weight.mul_(1.0001)
+    found = verify(small_artifacts, manifests.load(small_artifacts), other, ["fp32"])
+    assert {ln.stage for ln in found.failures()} == {"token_decoder_logits"}
+
+
+def test_parity_json_and_the_tables(parity: Parity, own_artifacts: Path) -> None:
+    parity.save(own_artifacts)
+    document = read_parity(own_artifacts)
+    assert document is not None
+    assert document["passed"] is True
+    manifest = manifests.load(own_artifacts)
+    assert summary_table(own_artifacts, manifest).row_count == 6
+    assert parity_table(document).row_count == 14
+    assert parity_summary(manifest, "fp16", "token_decoder", document)[2] == "[green]pass[/]"
+    # A proof of other files than the present ones is no proof.
+    document["graphs"]["fp16/token_decoder"] = "0" * 64
+    assert "not verified" in parity_summary(manifest, "fp16", "token_decoder", document)[2]
+
+
+def test_a_nan_fails_and_is_written(parity: Parity, tmp_path: Path) -> None:
+    import dataclasses
+
+    line = dataclasses.replace(parity.lines[0], distance=float("nan"))
+    broken = Parity([line], {})
+    assert broken.failures() == [line]
+    broken.save(tmp_path)
+    document = json.loads((tmp_path / "parity.json").read_text())
+    assert document["passed"] is False
+    assert document["lines"][0]["distance"] is None
+    assert parity_table(document).row_count == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_products_round_as_a_device_does(dtype: torch.dtype) -> None:
+    """Inputs and result in half, the sum in float32."""
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 512), torch.randn(7, 512)
+    expected = (x.to(dtype).float() @ w.to(dtype).float().T).to(dtype)
+    with HalfProducts(dtype) as mode:
+        cast = F.linear(x, w)
+        assert (x @ w.T).dtype == dtype
+        assert F.layer_norm(x, (512,)).dtype == torch.float32
+        assert torch.softmax(x, -1).dtype == torch.float32
+    assert mode.products == 2
+    assert torch.equal(cast, expected)
+    with HalfProducts() as mode:
+        assert torch.equal(F.linear(x.to(dtype), w.to(dtype)), expected)
+        assert F.linear(x, w).dtype == torch.float32  # float32 is left alone
+    assert mode.products == 1
+
+
+def test_half_products_reach_every_product_of_the_model(small: LDLM) -> None:
+    x = torch.randn(1, 3, small.config.d_model)
+    with HalfProducts(torch.float16) as mode:
+        small.denoiser(x, torch.tensor([0.5]), x)
+    assert mode.products == 2 + 1 + 2 * (1 + 1 + 1 + 1 + 2) + 2  # time, input, blocks, final
+    with HalfProducts(torch.float16) as mode:
+        small.latent_decoder(x)
+    assert mode.products == 2 + 2 * (2 + 2 + 1 + 2)  # query MLP; qkv, kv, two products, out, MLP
