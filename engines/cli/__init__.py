@@ -14,6 +14,17 @@ import typer
 from engines.cli import build, convert, export, info, init, sample, verify
 from ldlm.errors import LDLMError
 
+# Packages of the [build] extra, by the names they are imported by.
+BUILD_EXTRA = (
+    "torch",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "safetensors",
+    "polygraphy",
+    "tensorrt_rtx",
+)
+
 app = typer.Typer(
     name="ldlm",
     help="Latent diffusion language models: from a PyTorch checkpoint to verified engines.",
@@ -33,4 +44,14 @@ def main() -> None:
         app()
     except LDLMError as error:
         sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+    except ImportError as error:
+        missing = (error.name or str(error)).partition(".")[0].partition(" ")[0]
+        if missing not in BUILD_EXTRA:
+            raise
+        sys.stderr.write(
+            f"error: this command needs more than the base install\n"
+            f"  got:      {error}\n"
+            f"  remedy:   pip install 'ldlm-engines[build]'\n"
+        )
         sys.exit(1)

@@ -30,6 +30,18 @@ def names(text: str) -> list[str]:
     return [item for item in (part.strip() for part in text.split(",")) if item]
 
 
+def precisions(text: str) -> list[str]:
+    """A comma-separated list of precisions, at least one.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    found = list(dict.fromkeys(names(text)))
+    if not found:
+        raise ConfigError("no precision given", expected="such as fp32,fp16", got=repr(text))
+    return found
+
+
 def numbers(text: str | None, option: str) -> list[int] | None:
     """Three comma-separated integers, or None.
 

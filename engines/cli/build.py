@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import measured, names, numbers, out, steps
+from engines.cli._shared import measured, numbers, out, precisions, steps
 from engines.compile.targets import RTX, parse_sms, profile
 from ldlm.errors import ConfigError
 
@@ -43,7 +43,7 @@ def command(
     with measured("build") as run, steps() as progress:
         manifest = build_artifacts(
             folder,
-            names(precision) if precision else None,
+            precisions(precision) if precision is not None else None,
             sms,
             ranges,
             skip_unsupported=sm.strip().lower() == "all",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engines.cli._shared import default_artifacts, measured, names, out, spinner
+from engines.cli._shared import default_artifacts, measured, out, precisions, spinner
 
 
 def command(
@@ -22,7 +22,7 @@ def command(
 
     folder = folder or default_artifacts(checkpoint)
     with measured("export") as run, spinner() as progress:
-        manifest = export_artifacts(checkpoint, folder, names(precision), progress)
+        manifest = export_artifacts(checkpoint, folder, precisions(precision), progress)
     manifest.runs["export"] = run
     manifest.save(folder)
     out.print(f"{folder}: {len(manifest.graphs)} graphs", highlight=False)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import measured, names, out, spinner
+from engines.cli._shared import measured, out, precisions, spinner
 
 
 def command(
@@ -27,7 +27,7 @@ def command(
     from engines.runtime.load import require_origin
     from ldlm.model import LDLM
 
-    chosen = names(precision) if precision else None
+    chosen = precisions(precision) if precision is not None else None
     with measured("verify") as run, spinner() as progress:
         model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
         exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))

@@ -1,0 +1,173 @@
+"""The command line as a user meets it: real processes, right and wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines.cli import main
+
+COMMANDS = ("init", "info", "convert", "export", "build", "verify", "sample")
+
+
+def ldlm(
+    *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from engines.cli import main; main()", *map(str, arguments)],
+        capture_output=True, text=True, cwd=cwd, env={**os.environ, **(env or {})}, check=False,
+    )  # fmt: skip
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def test_help_names_every_command() -> None:
+    shown = ldlm("--help")
+    assert shown.returncode == 0
+    assert all(command in shown.stdout for command in COMMANDS)
+
+
+def test_info_shows_the_published_numbers() -> None:
+    shown = ldlm("info")
+    assert shown.returncode == 0
+    for number in ("306,011,162", "124,442,112", "8,264,580"):
+        assert number in shown.stdout
+    lines = json.loads(ldlm("info", "--json").stdout)
+    assert {line["component"]: line["parameters"] for line in lines}["trained"] == 306_011_162
+
+
+def test_info_counts_a_checkpoints_own_tensors(own_checkpoint: Path) -> None:
+    lines = json.loads(ldlm("info", own_checkpoint, "--json").stdout)
+    assert {line["component"]: line["parameters"] for line in lines}["trained"] == 2_403_594
+    (own_checkpoint / "model.safetensors").write_bytes(b"x" * 100)
+    assert "safetensors" in ldlm("info", own_checkpoint).stderr
+
+
+def test_init_makes_a_self_contained_checkpoint(tmp_path: Path) -> None:
+    made = ldlm("init", tmp_path / "new", "--preset", "small", "--seed", 3)
+    assert made.returncode == 0, made.stderr
+    assert files_in(tmp_path / "new") == ["config.json", "model.safetensors", "tokenizer.json"]
+    again = ldlm("init", tmp_path / "new", "--preset", "small")
+    assert again.returncode == 1
+    assert "--force" in again.stderr
+    assert ldlm("init", tmp_path / "new", "--preset", "small", "--force").returncode == 0
+
+
+def test_the_same_text_from_both_runtimes(small_artifacts: Path, small_checkpoint: Path) -> None:
+    """In float32, for the same seed, 64 steps."""
+    common = ("sample", small_artifacts, "--steps", 64, "-n", 3, "--seed", 11, "--json", "--raw")
+    ort = ldlm(*common)
+    torch = ldlm(*common, "--runtime", "torch", "--checkpoint", small_checkpoint)
+    assert ort.returncode == torch.returncode == 0, ort.stderr + torch.stderr
+    assert json.loads(ort.stdout) == json.loads(torch.stdout)
+    ids = json.loads(ort.stdout)["token_ids"]
+    assert len({tuple(row) for row in ids}) == 3
+    assert len(set(ids[0])) > 20  # no constant text
+    batched = json.loads(ldlm(*common, "--batch-size", 3).stdout)
+    assert batched["token_ids"] == ids
+    other = json.loads(ldlm(*common[:-2], "--json", "--seed", 12).stdout)
+    assert other["token_ids"] != ids
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("solver", ["euler", "ddpm", "ddim"])
+def test_every_solver_and_precision_samples(
+    small_artifacts: Path, precision: str, solver: str
+) -> None:
+    made = ldlm("sample", small_artifacts, "--precision", precision, "--solver", solver,
+                "--steps", 25, "--length", 9)  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.strip()
+
+
+WRONG = [
+    (("init", "{tmp}/x", "--preset", "huge"), "no such preset"),
+    (("init", "{tmp}/x", "--preset", "small", "--seed", "-1"), "seed is out of range"),
+    (("info", "{tmp}/nothing"), "no checkpoint at"),
+    (("export", "{tmp}/nothing", "--out", "{tmp}/x"), "no checkpoint at"),
+    (("export", "{checkpoint}", "--out", "{tmp}/x", "--precision", "fp12"), "no such precision"),
+    (("export", "{checkpoint}", "--out", "{tmp}/x", "--precision", ""), "no precision given"),
+    (("build", "{tmp}/nothing"), "no artifacts at"),
+    (("build", "{artifacts}", "--sm", "90"), "Hopper"),
+    (("build", "{artifacts}", "--sm", "42"), "no such TensorRT-RTX target"),
+    (("build", "{artifacts}", "--sm", "75", "--precision", "fp32"), "no float32 matrix product"),
+    (("build", "{artifacts}", "--target", "cpu"), "no such build target"),
+    (("build", "{artifacts}", "--batch", "1,1,65"), "batch is larger"),
+    (("build", "{artifacts}", "--batch", "1,8"), "MIN,OPT,MAX"),
+    (("build", "{artifacts}", "--length", "1,99,64"), "out of order"),
+    (("build", "{artifacts}", "--precision", "bf16"), "was not exported"),
+    (("verify", "{artifacts}", "--checkpoint", "{tmp}/nothing"), "no checkpoint at"),
+    (("verify", "{tmp}", "--checkpoint", "{checkpoint}"), "no artifacts at"),
+    (("sample", "{tmp}/nothing"), "no artifacts at"),
+    (("sample", "{artifacts}", "--length", "129"), "longer than the model"),
+    (("sample", "{artifacts}", "--length", "0"), "length is not usable"),
+    (("sample", "{artifacts}", "--steps", "5"), "unstable"),
+    (("sample", "{artifacts}", "--steps", "0"), "needs steps"),
+    (("sample", "{artifacts}", "-n", "65", "--batch-size", "65", "--steps", "20"), "1..64"),
+    (("sample", "{artifacts}", "--provider", "tpu"), "no such provider"),
+    (("sample", "{artifacts}", "--runtime", "tflite"), "no such runtime"),
+    (("sample", "{artifacts}", "--precision", "bf16"), "was not exported"),
+    (("sample", "{artifacts}", "--solver", "heun", "--steps", "20"), "no such solver"),
+    (("sample", "{artifacts}", "--grid", "0.5,0.9"), "time grid"),
+    (("sample", "{artifacts}", "--grid", "a,b"), "time grid"),
+    (("sample", "{artifacts}", "--grid", "0.9,0.5", "--steps", "20"), "own number of steps"),
+    (("sample", "{artifacts}", "--seed", "-3", "--steps", "20"), "seed"),
+    (("sample", "{artifacts}", "--runtime", "torch"), "needs the checkpoint"),
+    (("convert", "{tmp}/x.pt", "{tmp}/y", "--map", "{tmp}/no.toml"), "not a mapping file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda v: str(v)[:60])
+def test_wrong_input_gets_a_clear_word(
+    small_checkpoint: Path, small_artifacts: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], words: str,
+) -> None:  # fmt: skip
+    places = {"tmp": tmp_path, "checkpoint": small_checkpoint, "artifacts": small_artifacts}
+    before = files_in(small_artifacts)
+    monkeypatch.setattr("sys.argv", ["ldlm", *(text.format(**places) for text in arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()  # in this process: a process each takes a minute in all
+    assert caught.value.code == 1
+    shown = capsys.readouterr().err
+    assert "error: " in shown
+    assert words in shown
+    assert files_in(tmp_path) == []
+    assert files_in(small_artifacts) == before
+
+
+@pytest.mark.parametrize("arguments", [("sample",), ("frobnicate",), ("init", "x", "--bogus")])
+def test_wrong_usage_is_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    assert ldlm(*arguments, cwd=tmp_path).returncode == 2
+    assert files_in(tmp_path) == []
+
+
+def test_verify_refuses_another_checkpoint(small_artifacts: Path, tmp_path: Path) -> None:
+    ldlm("init", tmp_path / "other", "--preset", "small", "--seed", 9)
+    got = ldlm("verify", small_artifacts, "--checkpoint", tmp_path / "other")
+    assert got.returncode == 1
+    assert "made from another checkpoint" in got.stderr
+
+
+def test_a_corrupted_checkpoint_exports_nothing(own_checkpoint: Path, tmp_path: Path) -> None:
+    path = own_checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    got = ldlm("export", own_checkpoint, "--out", tmp_path / "out")
+    assert got.returncode == 1
+    assert "is damaged" in got.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_artifacts_that_were_changed_are_not_sampled(own_artifacts: Path) -> None:
+    path = own_artifacts / "tokenizer.json"
+    path.write_text(path.read_text() + " ")
+    got = ldlm("sample", own_artifacts, "--steps", 20)
+    assert got.returncode == 1
+    assert "not the file that was made" in got.stderr

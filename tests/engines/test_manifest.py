@@ -1,0 +1,143 @@
+"""The manifest: what is in the folder, and nothing that leaves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from engines import manifest as manifests
+from engines.artifacts import build_artifacts, export_artifacts
+from engines.compile.targets import profile
+from engines.manifest import FileEntry
+from ldlm import LDLM, PRESETS, files
+from ldlm.errors import ArtifactError, DiskSpaceError, EngineBuildError
+from ldlm.initialise import initialise
+
+
+def silent(*_: object) -> None:
+    pass
+
+
+def test_every_file_has_its_hash(small_artifacts: Path) -> None:
+    manifest = manifests.load(small_artifacts)
+    entries = [f for e in manifest.graphs for f in (e.graph, e.data)]
+    entries += [e.engine for e in manifest.engines]
+    assert manifest.tokenizer is not None
+    listed = {e.path: e.sha256 for e in [*entries, manifest.tokenizer]}
+    on_disk = {
+        path.relative_to(small_artifacts).as_posix(): files.sha256(path)
+        for path in small_artifacts.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+    assert listed == on_disk
+    assert {"torch", "onnx", "tensorrt-rtx"} <= manifest.tools.keys()
+    assert {rule["what"] for rule in manifest.policies["fp16"]} >= {"layer_norm", "linear"}
+
+
+def test_round_trip(small_artifacts: Path, tmp_path: Path) -> None:
+    manifest = manifests.load(small_artifacts)
+    manifest.save(tmp_path)
+    assert manifests.load(tmp_path) == manifest
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "onnx/../../x", ""])
+def test_no_path_leaves_the_folder(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ArtifactError, match="outside its folder"):
+        FileEntry(path, "0" * 64, 1).verified(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is damaged"),
+        ("{}", "is damaged"),
+        ("[]", "is damaged"),
+        ('{"schema": 99}', "another schema version"),
+    ],
+)
+def test_damaged_manifests(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ArtifactError, match=words):
+        manifests.load(tmp_path)
+
+
+def test_no_artifacts_there(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no artifacts at"):
+        manifests.load(tmp_path)
+
+
+def test_artifacts_do_not_overwrite_something_else(small_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ArtifactError, match="in the way"):
+        export_artifacts(small_checkpoint, tmp_path, ["fp32"], silent)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_other_weights_replace_everything(own_artifacts: Path, small: LDLM, tmp_path: Path) -> None:
+    """Case 15: nothing made from the older checkpoint stays beside the new files."""
+    other = initialise(LDLM(small.config), seed=1)
+    other.save_checkpoint(tmp_path / "other")
+    export_artifacts(tmp_path / "other", own_artifacts, ["fp16"], silent)
+    manifest = manifests.load(own_artifacts)
+    assert {e.precision for e in manifest.graphs} == {"fp16"}
+    assert manifest.engines == []
+    assert not list(own_artifacts.rglob("*.engine"))
+    assert not (own_artifacts / "onnx" / "fp32" / "denoiser.onnx").exists()
+    for entry in manifest.graphs:
+        entry.graph.verified(own_artifacts)
+        entry.data.verified(own_artifacts)
+
+
+def test_engines_know_the_graph_they_came_from(own_artifacts: Path) -> None:
+    """A graph that changed drops its engines from the manifest."""
+    manifest = manifests.load(own_artifacts)
+    entry = manifest.graph("fp32", "denoiser")
+    manifest.put_graph(entry)
+    assert len(manifest.engines) == 6
+    changed = dataclasses.replace(entry, data=dataclasses.replace(entry.data, sha256="0" * 64))
+    manifest.put_graph(changed)
+    assert len(manifest.engines) == 5
+
+
+def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before the build, and while writing; the older engine stays as it was."""
+    before = {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()}
+    arguments = {
+        "sms": ["sm89"], "profile": profile(PRESETS["small"]), "skip_unsupported": False,
+        "progress": silent,
+    }  # fmt: skip
+    monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 100)
+    with pytest.raises(DiskSpaceError, match=r"denoiser\.engine") as caught:
+        build_artifacts(own_artifacts, ["fp16"], **arguments)
+    assert "100 bytes free" in str(caught.value)
+    monkeypatch.undo()
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(DiskSpaceError):
+        build_artifacts(own_artifacts, ["fp16"], **arguments)
+    monkeypatch.undo()
+    assert {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()} == before
+
+
+def test_an_explicit_target_must_be_met(own_artifacts: Path) -> None:
+    before = json.loads((own_artifacts / "manifest.json").read_text())
+    with pytest.raises(EngineBuildError, match="sm75"):
+        build_artifacts(
+            own_artifacts, ["fp16"], ["sm75"], profile(PRESETS["small"]),
+            skip_unsupported=False, progress=silent,
+        )  # fmt: skip
+    assert json.loads((own_artifacts / "manifest.json").read_text()) == before
+
+
+def test_precisions_are_looked_up_before_anything_is_built(own_artifacts: Path) -> None:
+    with pytest.raises(ArtifactError, match="was not exported"):
+        build_artifacts(
+            own_artifacts, ["fp16", "bf16"], ["sm89"], profile(PRESETS["small"]),
+            skip_unsupported=False, progress=silent,
+        )  # fmt: skip
