@@ -1,0 +1,73 @@
+# From a checkpoint to verified engines. `make` lists the targets.
+
+PRESET     ?= base
+CHECKPOINT ?= checkpoints/$(PRESET)
+PRECISION  ?= fp32,fp16
+TARGET     ?= rtx
+SM         ?= all
+ARTIFACTS  ?= artifacts/$(notdir $(patsubst %/,%,$(CHECKPOINT)))
+RUNTIME    ?= ort
+STEPS      ?= 64
+SEED       ?= 0
+PYTHON     ?= python3
+
+VENV := .venv
+BIN  := $(VENV)/bin
+LDLM := $(BIN)/ldlm
+
+.DEFAULT_GOAL := help
+.PHONY: help install engines sample parity test lint check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  CHECKPOINT=$(CHECKPOINT) PRESET=$(PRESET) PRECISION=$(PRECISION) TARGET=$(TARGET) SM=$(SM)"
+	@echo "  ARTIFACTS=$(ARTIFACTS) RUNTIME=$(RUNTIME) STEPS=$(STEPS) SEED=$(SEED) PYTHON=$(PYTHON)"
+
+install: $(VENV)/.installed ## set up .venv with everything
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Python 3.11 or newer is needed; give one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --editable '.[build]' --group dev
+	@touch $@
+
+# Seeded weights, only for the default place: a CHECKPOINT of one's own is never made up.
+checkpoints/$(PRESET)/config.json: | $(VENV)/.installed
+	$(LDLM) init checkpoints/$(PRESET) --preset $(PRESET)
+
+ifeq ($(CHECKPOINT),checkpoints/$(PRESET))
+SEEDED := checkpoints/$(PRESET)/config.json
+endif
+
+engines: $(VENV)/.installed $(SEEDED) ## export, verify and compile CHECKPOINT, with a summary
+	$(LDLM) export $(CHECKPOINT) --out $(ARTIFACTS) --precision $(PRECISION)
+	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --precision $(PRECISION)
+	$(LDLM) build $(ARTIFACTS) --precision $(PRECISION) --target $(TARGET) --sm '$(SM)'
+
+$(ARTIFACTS)/manifest.json:
+	$(MAKE) engines
+
+sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## write text from ARTIFACTS with RUNTIME
+	$(LDLM) sample $(ARTIFACTS) --runtime $(RUNTIME) --steps $(STEPS) --seed $(SEED) \
+	  $(if $(filter torch,$(RUNTIME)),--checkpoint $(CHECKPOINT))
+
+parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## compare ARTIFACTS with CHECKPOINT again
+	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT)
+
+test: $(VENV)/.installed ## run every test, the whole job at base among them
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed ## style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+check: lint test ## what CI runs
+
+clean: ## remove the environment and caches; checkpoints and artifacts stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	find ldlm export engines tests -name __pycache__ -prune -exec rm -rf {} +
