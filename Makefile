@@ -11,6 +11,9 @@ STEPS      ?= 64
 SEED       ?= 0
 PYTHON     ?= python3
 
+comma := ,
+FIRST_PRECISION := $(firstword $(subst $(comma), ,$(PRECISION)))
+
 VENV := .venv
 BIN  := $(VENV)/bin
 LDLM := $(BIN)/ldlm
@@ -50,12 +53,12 @@ engines: $(VENV)/.installed $(SEEDED) ## export, verify and compile CHECKPOINT, 
 $(ARTIFACTS)/manifest.json:
 	$(MAKE) engines
 
-sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## write text from ARTIFACTS with RUNTIME
-	$(LDLM) sample $(ARTIFACTS) --runtime $(RUNTIME) --steps $(STEPS) --seed $(SEED) \
-	  $(if $(filter torch,$(RUNTIME)),--checkpoint $(CHECKPOINT))
+sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## write text with RUNTIME, in the first PRECISION
+	$(LDLM) sample $(ARTIFACTS) --runtime $(RUNTIME) --precision $(FIRST_PRECISION) \
+	  --steps $(STEPS) --seed $(SEED) --checkpoint $(CHECKPOINT)
 
 parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## compare ARTIFACTS with CHECKPOINT again
-	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT)
+	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --stress
 
 test: $(VENV)/.installed ## run every test, the whole job at base among them
 	$(BIN)/python -m pytest

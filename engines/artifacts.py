@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines import manifest as manifests
 from engines.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
@@ -14,7 +15,11 @@ from export.precision import policy
 from export.stages import DEPLOYED, AxisRange, stage
 from ldlm import checkpoint as checkpoints
 from ldlm import files
+from ldlm import tokenizer as tokenizers
 from ldlm.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from ldlm.model import LDLM
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "polygraphy", "tensorrt-rtx", "onnxruntime-gpu")
 Progress = Callable[[str], None]
@@ -39,28 +44,31 @@ def export_artifacts(
     progress("checkpoint")
     model = LDLM.from_checkpoint(checkpoint)
     require_ours(folder)
-    manifest = _manifest_for(folder, checkpoint)
+    _begin(folder, checkpoint, model)
     for name in precisions:
-        manifest.policies[name] = [dataclasses.asdict(rule) for rule in rules[name]]
         for weights in DEPLOYED:
             progress(f"{name} {weights}")
             started = time.perf_counter()
             graphs = export_stage(model, weights, name, folder / "onnx" / name)
             seconds = time.perf_counter() - started
-            for graph in graphs:
-                manifest.put_graph(
-                    GraphEntry(
-                        stage=graph.spec.name,
-                        precision=name,
-                        graph=FileEntry.of(folder, graph.path),
-                        data=FileEntry.of(folder, graph.data),
-                        seconds=round(seconds, 2),
-                        evidence=dict(graph.evidence),
-                    )
+            entries = [
+                GraphEntry(
+                    stage=graph.spec.name,
+                    precision=name,
+                    graph=FileEntry.of(folder, graph.path),
+                    data=FileEntry.of(folder, graph.data),
+                    seconds=round(seconds, 2),
+                    evidence=dict(graph.evidence),
                 )
+                for graph in graphs
+            ]
+            with manifests.updated(folder) as manifest:
+                manifest.policies[name] = [dataclasses.asdict(rule) for rule in rules[name]]
+                manifest.tools.update(_tool_versions())
+                for entry in entries:
+                    manifest.put_graph(entry)
             _remove_stale_engines(folder, manifest)
-            manifest.save(folder)
-    return manifest
+    return manifests.load(folder)
 
 
 def build_artifacts(
@@ -109,22 +117,21 @@ def build_artifacts(
             ),
         )
         files.write_whole(target, built.plan)
-        manifest.put_engine(
-            EngineEntry(
-                stage=entry.stage,
-                precision=entry.precision,
-                target=RTX,
-                engine=FileEntry.of(folder, target),
-                made_from=(entry.graph.sha256, entry.data.sha256),
-                sms=built.sms,
-                refused=built.refused,
-                profile=dict(profile),
-                builder=BUILDER,
-                seconds=round(built.seconds, 2),
-            )
+        engine = EngineEntry(
+            stage=entry.stage,
+            precision=entry.precision,
+            target=RTX,
+            engine=FileEntry.of(folder, target),
+            made_from=(entry.graph.sha256, entry.data.sha256),
+            sms=built.sms,
+            refused=built.refused,
+            profile=dict(profile),
+            builder=BUILDER,
+            seconds=round(built.seconds, 2),
         )
-        manifest.save(folder)
-    return manifest
+        with manifests.updated(folder) as manifest:
+            manifest.put_engine(engine)
+    return manifests.load(folder)
 
 
 def require_ours(folder: Path) -> None:
@@ -133,8 +140,10 @@ def require_ours(folder: Path) -> None:
     Raises:
         ArtifactError: the folder exists, is not empty and has no manifest.
     """
-    in_the_way = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
-    if in_the_way and not manifests.exists(folder):
+    if manifests.exists(folder) or not folder.exists():
+        return
+    ours = (files.LOCK, files.PARTIAL)
+    if not folder.is_dir() or any(not p.name.startswith(ours) for p in folder.iterdir()):
         raise ArtifactError(
             f"{folder} is in the way",
             expected="nothing, or an artifacts folder",
@@ -143,25 +152,30 @@ def require_ours(folder: Path) -> None:
         )
 
 
-def _manifest_for(folder: Path, checkpoint: Path) -> Manifest:
+def _begin(folder: Path, checkpoint: Path, model: LDLM) -> None:
+    """Write a manifest for this checkpoint; what was made from another one leaves the folder."""
     digest = files.sha256(checkpoint / checkpoints.WEIGHTS)
-    config = checkpoints.read_config(checkpoint)
-    tokenizer = checkpoints.read_tokenizer(checkpoint)
-    manifest = Manifest(name=checkpoint.resolve().name, checkpoint=digest, config=config)
-    if manifests.exists(folder):
-        old = manifests.load(folder)
-        if (old.checkpoint, old.config) == (digest, config):
-            manifest = old
-        else:
+    tokenizer = model.tokenizer_json
+    if tokenizer is not None:
+        tokenizers.parse(tokenizer, model.config)
+    fresh = Manifest(checkpoint.resolve().name, digest, model.config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.locked(folder):
+        old = manifests.load(folder) if manifests.exists(folder) else fresh
+        same = (old.checkpoint, old.config) == (digest, model.config)
+        manifest = old if same else fresh
+        # The manifest first: it must not speak of files that are about to go.
+        manifest.tokenizer = None
+        manifest.save(folder)
+        if not same:
             _remove(folder, [e.engine for e in old.engines])
             _remove(folder, [file for e in old.graphs for file in (e.graph, e.data)])
             (folder / manifests.PARITY).unlink(missing_ok=True)
-    if tokenizer is not None:
-        path = folder / manifests.TOKENIZER
-        files.write_whole(path, tokenizer.encode())
-        manifest.tokenizer = FileEntry.of(folder, path)
-    manifest.tools = _tool_versions()
-    return manifest
+        if tokenizer is not None:
+            path = folder / manifests.TOKENIZER
+            files.write_whole(path, tokenizer.encode())
+            manifest.tokenizer = FileEntry.of(folder, path)
+            manifest.save(folder)
 
 
 def _remove_stale_engines(folder: Path, manifest: Manifest) -> None:

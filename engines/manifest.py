@@ -6,8 +6,10 @@ been compared with the manifest's.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,11 +25,20 @@ MANIFEST, TOKENIZER, PARITY = "manifest.json", "tokenizer.json", "parity.json"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of the folder: its path relative to it, its sha256 and its size."""
+    """A file of the folder: its path relative to it, its sha256 and its size.
+
+    Raises:
+        ArtifactError: the path leaves the folder.
+    """
 
     path: str
     sha256: str
     bytes: int
+
+    def __post_init__(self) -> None:
+        parts = PurePosixPath(self.path).parts
+        if not parts or ".." in parts or PurePosixPath(self.path).is_absolute():
+            raise ArtifactError("the manifest names a file outside its folder", got=self.path)
 
     @classmethod
     def of(cls, folder: Path, path: Path) -> FileEntry:
@@ -39,11 +50,8 @@ class FileEntry:
         """The file's path, if it is there and unchanged.
 
         Raises:
-            ArtifactError: it is missing, cut or changed, or its path leaves the folder.
+            ArtifactError: it is missing, cut or changed.
         """
-        parts = PurePosixPath(self.path).parts
-        if not parts or ".." in parts or PurePosixPath(self.path).is_absolute():
-            raise ArtifactError("the manifest names a file outside its folder", got=self.path)
         path = folder / self.path
         remedy = "make it again with ldlm export or ldlm build"
         if not path.is_file():
@@ -140,7 +148,7 @@ class Manifest:
             stage=stage,
             expected=", ".join(sorted({e.precision for e in self.graphs})) or "nothing exported",
             got=precision,
-            remedy=f"ldlm export --precision {precision}",
+            remedy="name one that was exported, or run ldlm export with it",
         )
 
     def put_graph(self, entry: GraphEntry) -> None:
@@ -153,7 +161,18 @@ class Manifest:
         ]
 
     def put_engine(self, entry: EngineEntry) -> None:
-        """Add or replace an engine's entry."""
+        """Add or replace an engine's entry.
+
+        Raises:
+            ArtifactError: its graph is no longer the one that it was made from.
+        """
+        graph = self.graph(entry.precision, entry.stage)
+        if entry.made_from != (graph.graph.sha256, graph.data.sha256):
+            raise ArtifactError(
+                "the graph was exported anew while its engine was built",
+                stage=entry.stage,
+                remedy="run ldlm build again",
+            )
         key = (entry.precision, entry.stage, entry.target)
         self.engines = [e for e in self.engines if (e.precision, e.stage, e.target) != key] + [
             entry
@@ -168,6 +187,15 @@ class Manifest:
 def exists(folder: Path) -> bool:
     """Whether the folder has a manifest."""
     return (folder / MANIFEST).is_file()
+
+
+@contextlib.contextmanager
+def updated(folder: Path) -> Iterator[Manifest]:
+    """Read the manifest, let it be changed, and write it, while no other process does the same."""
+    with files.locked(folder):
+        manifest = load(folder)
+        yield manifest
+        manifest.save(folder)
 
 
 def load(folder: Path) -> Manifest:
@@ -185,7 +213,7 @@ def load(folder: Path) -> Manifest:
             remedy="ldlm export CHECKPOINT makes them",
         )
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(files.read_text(path, ArtifactError, "manifest"))
         schema = document["schema"]
         if schema != SCHEMA:
             raise ArtifactError(

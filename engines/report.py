@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from engines.manifest import PARITY, Manifest
+from engines.manifest import Manifest
+from engines.proof.parity import is_current, read
 from export.stages import DEPLOYED, STAGES
 
 if TYPE_CHECKING:
@@ -40,15 +40,9 @@ def account_table(lines: Iterable[Line]) -> Table:
     return table
 
 
-def read_parity(folder: Path) -> dict[str, Any] | None:
-    """parity.json, or None where nothing was verified."""
-    path = folder / PARITY
-    return json.loads(path.read_text("utf-8")) if path.is_file() else None
-
-
 def summary_table(folder: Path, manifest: Manifest) -> Table:
     """Stage, precision, sizes, targets, seconds, error against PyTorch and the verdict."""
-    parity = read_parity(folder)
+    parity = read(folder)
     table = Table(
         title=f"{manifest.name}: {folder}",
         caption="error: worst relative L2 against "
@@ -103,23 +97,24 @@ def parity_summary(
 ) -> tuple[str, str, str]:
     """(worst error, its limit, verdict) of the parity lines that speak of the present graphs."""
     stages = [spec.name for spec in STAGES if spec.weights == weights]
-    current = parity is not None and all(
-        parity["graphs"].get(f"{precision}/{name}") == manifest.graph(precision, name).graph.sha256
-        for name in stages
-    )
-    if parity is None or not current:
+    keys = [f"{precision}/{name}" for name in stages]
+    if parity is None or not is_current(manifest, parity["graphs"], keys):
         return "-", "-", "[yellow]not verified[/]"
     lines = [ln for ln in parity["lines"] if ln["precision"] == precision and ln["stage"] in stages]
-    distances = [ln for ln in lines if ln["question"] in ("graph", "precision")]
+    lines += [i for i in parity["islands"] if i["precision"] == precision and i["stage"] in stages]
+    asked = "graph" if precision == "fp32" else "precision"
+    distances = [ln for ln in lines if ln.get("question") == asked and ln["weights"] == "given"]
     worst = max(distances, key=_share_of_limit)
     failed = [ln for ln in lines if not ln["passed"]]
     verdict = f"[red]{len(failed)} of {len(lines)} fail[/]" if failed else "[green]pass[/]"
-    error = "NaN" if worst["distance"] is None else f"{worst['distance']:.1e}"
-    return error, f"{worst['limit']:.1e}", verdict
+    return _number(worst["distance"]), _number(worst["limit"]), verdict
 
 
 def _share_of_limit(line: dict[str, Any]) -> float:
-    return float("inf") if line["distance"] is None else line["distance"] / line["limit"]
+    """How much of its limit a line uses; what is not finite is the worst."""
+    if line["distance"] is None or line["limit"] is None:
+        return float("inf")
+    return float(line["distance"] / line["limit"] if line["limit"] else line["distance"])
 
 
 def parity_table(parity: dict[str, Any]) -> Table:
@@ -127,14 +122,15 @@ def parity_table(parity: dict[str, Any]) -> Table:
     table = Table(
         title="Parity against PyTorch",
         caption=(
-            "graph: float32 file = model.  formula: half file without rounding = model.\n"
-            "precision: the policy in PyTorch, against 1.25 x autocast.  file: in ONNX Runtime.\n"
-            "tokens: share of ids that differ and are no near-tie"
+            "graph: file = model of the same policy.  formula: file without rounding = model.\n"
+            "precision: file against float32, held to 1.25 x autocast.  file: in ONNX Runtime.\n"
+            "kl: of the softmax, held to autocast's.  tokens: share that differs and is no near-tie"
         ),
     )
     for column in (
         "stage",
         "precision",
+        "weights",
         "question",
         "cases",
         "worst at",
@@ -144,25 +140,46 @@ def parity_table(parity: dict[str, Any]) -> Table:
         "cosine",
         "verdict",
     ):
-        table.add_column(column, justify="left" if column in ("stage", "question") else "right")
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        table.add_column(
+            column, justify="left" if column in ("stage", "weights", "question") else "right"
+        )
+    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for line in parity["lines"]:
-        key = (line["stage"], line["precision"], line["question"])
+        key = (line["stage"], line["precision"], line["weights"], line["question"])
         groups.setdefault(key, []).append(line)
-    for (stage, precision, question), lines in groups.items():
-        worst = max(lines, key=lambda ln: _share_of_limit(ln) if ln["limit"] else ln["distance"])
+    for (stage, precision, weights, question), lines in groups.items():
+        worst = max(lines, key=_share_of_limit)
         detail = worst["detail"] or {}
         table.add_row(
             stage,
             precision,
+            weights,
             question,
             str(len(lines)),
-            f"{worst['batch']} x {worst['length']}",
+            f"{worst['batch']} x {worst['length']}" if worst["batch"] else "all",
             _number(worst["distance"]),
             _number(worst["limit"]),
             _number(detail.get("max_abs")) if detail else "",
-            f"{detail['cosine']:.7f}" if detail else "",
+            "" if not detail else f"{detail['cosine']:.7f}",
             "[green]pass[/]" if all(ln["passed"] for ln in lines) else "[red]FAIL[/]",
+        )
+    return table
+
+
+def islands_table(parity: dict[str, Any]) -> Table:
+    """The dtypes that were found in the files and in TensorRT's networks of them."""
+    table = Table(title="Islands, from the ONNX file and from TensorRT's network of it")
+    for column in ("stage", "precision", "source", "layer", "policy", "found", "verdict"):
+        table.add_column(column)
+    for record in parity["islands"]:
+        table.add_row(
+            record["stage"],
+            record["precision"],
+            record["source"],
+            record["what"],
+            record["expected"],
+            record["found"],
+            "[green]pass[/]" if record["passed"] else "[red]FAIL[/]",
         )
     return table
 

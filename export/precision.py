@@ -9,8 +9,8 @@ module, run in PyTorch, is the reference of its precision. Imports no torch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ldlm.errors import ConfigError, ExportError
@@ -53,7 +53,17 @@ def _half(dtype: str) -> tuple[Rule, ...]:
 POLICIES: dict[str, tuple[Rule, ...]] = {
     "fp32": (Rule((ANY,), ANY, "float32", "the reference's own precision"),),
     "fp16": _half("float16"),
+    "bf16": _half("bfloat16"),
 }
+
+# The rules that hold a computation in float32; each can be switched off for an experiment.
+ISLANDS = (
+    "time_embedding",
+    "layer_norm",
+    "rms_norm",
+    "softcap_softmax",
+    "residual",
+)
 
 
 def policy(name: str) -> tuple[Rule, ...]:
@@ -65,6 +75,29 @@ def policy(name: str) -> tuple[Rule, ...]:
     if name not in POLICIES:
         raise ConfigError("no such precision", expected=" or ".join(POLICIES), got=name)
     return POLICIES[name]
+
+
+def half_dtype(rules: tuple[Rule, ...]) -> str:
+    """The dtype that a policy gives to the weights of its products."""
+    return next(rule.dtype for rule in rules if rule.what in (ANY, "linear"))
+
+
+def without_islands(rules: tuple[Rule, ...], names: Sequence[str]) -> tuple[Rule, ...]:
+    """A policy in which the named islands are computed in half: for experiments only.
+
+    Raises:
+        ConfigError: there is no island of a name.
+    """
+    for name in names:
+        if name not in ISLANDS:
+            raise ConfigError("no such island", expected=", ".join(ISLANDS), got=name)
+    dtype = half_dtype(rules)
+    return tuple(
+        replace(rule, dtype=dtype, reason="switched off for an experiment")
+        if rule.what in names
+        else rule
+        for rule in rules
+    )
 
 
 @dataclass(frozen=True)
@@ -118,8 +151,10 @@ def apply(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> nn.Module:
         if decision.kind == "linear":
             target.to(dtype)
         else:
-            # The parameters of an island stay float32.
             object.__setattr__(target, "compute_dtype", dtype)
+            own = [*target.parameters(recurse=False), *target.buffers(recurse=False)]
+            for tensor in own:
+                tensor.data = tensor.data.to(dtype)
     return module
 
 

@@ -10,7 +10,7 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ldlm import files
 from ldlm.config import LDLMConfig
@@ -47,13 +47,14 @@ def read_config(folder: Path) -> LDLMConfig:
                 got=f"no {what}",
                 remedy="ldlm init makes one, ldlm convert brings one in",
             )
-    return LDLMConfig.from_json((folder / CONFIG).read_text("utf-8"), source=str(folder / CONFIG))
+    text = files.read_text(folder / CONFIG, CheckpointError, "config")
+    return LDLMConfig.from_json(text, source=str(folder / CONFIG))
 
 
 def read_tokenizer(folder: Path) -> str | None:
     """The text of a checkpoint's tokenizer.json, or None where there is none."""
     path = folder / TOKENIZER
-    return path.read_text("utf-8") if path.exists() else None
+    return files.read_text(path, CheckpointError, "tokenizer") if path.exists() else None
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
@@ -73,7 +74,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         entries = {n: TensorEntry(e["dtype"], tuple(e["shape"])) for n, e in header.items()}
-        end = 8 + length + max((e["data_offsets"][1] for e in header.values()), default=0)
+        end = 8 + length + _data_bytes(header)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(
             f"{path} is not a readable safetensors file", got=f"{error}", remedy="copy it again"
@@ -83,6 +84,21 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             f"{path} is damaged", expected=f"{end:,} bytes", got=f"{size:,}", remedy="copy it again"
         )
     return entries
+
+
+def _data_bytes(header: dict[str, Any]) -> int:
+    """Bytes of the tensors that a header lists, end to end.
+
+    Raises:
+        ValueError: a tensor's place is not the one behind the tensor before it.
+    """
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        first, last = entry["data_offsets"]
+        if first != end or last < first:
+            raise ValueError(f"tensor {name} is said to be at {first}..{last}, not at {end}")
+        end = int(last)
+    return end
 
 
 def require_tensors(
@@ -167,6 +183,7 @@ def write(
         CheckpointError: something else than a checkpoint is at `folder`.
         DiskSpaceError: the disk is full.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     require_replaceable(folder)
@@ -174,9 +191,12 @@ def write(
     size = sum(tensor.nbytes for tensor in tensors.values())
     files.require_space(folder, size + (1 << 20))
     with files.staging_folder(folder.parent) as staging:
-        part = staging / folder.name
+        part = staging / "checkpoint"
         part.mkdir()
-        save_file(tensors, part / WEIGHTS)
+        try:
+            save_file(tensors, part / WEIGHTS)
+        except SafetensorError as error:  # it hides the OSError of a full disk in its text
+            raise files.no_space(folder, f"{size:,}") from error
         (part / CONFIG).write_text(config.to_json(), "utf-8")
         if tokenizer_json is not None:
             (part / TOKENIZER).write_text(tokenizer_json, "utf-8")
@@ -184,17 +204,37 @@ def write(
 
 
 def require_replaceable(folder: Path) -> None:
-    """Refuse to replace what is not a checkpoint.
+    """Refuse to replace what is not a checkpoint, or holds more than one.
 
     Raises:
-        CheckpointError: `folder` exists, is not empty and has no config.json.
+        CheckpointError: something is at `folder` that is not one of a checkpoint's three files.
     """
-    if folder.is_dir() and (not any(folder.iterdir()) or (folder / CONFIG).exists()):
-        return
-    if folder.exists():
+    file = next((p for p in (folder, *folder.parents) if p.exists() and not p.is_dir()), None)
+    strange = [] if file is None else [f"a file at {file}"]
+    if folder.is_dir():
+        ours = {WEIGHTS, CONFIG, TOKENIZER}
+        strange = sorted(path.name for path in folder.iterdir() if path.name not in ours)
+    if folder.resolve() == Path.cwd():
+        strange.append("the current folder")
+    if strange:
         raise CheckpointError(
             f"{folder} is in the way",
-            expected="nothing, or an older checkpoint",
-            got="something else",
+            expected="nothing, or an older checkpoint and no other file",
+            got=", ".join(strange[:5]),
             remedy="choose another folder",
+        )
+
+
+def require_new(folder: Path, *, force: bool) -> None:
+    """Refuse to replace a checkpoint unasked, and anything else always.
+
+    Raises:
+        CheckpointError: as `require_replaceable`, or a checkpoint is there and `force` is not set.
+    """
+    require_replaceable(folder)
+    if not force and folder.is_dir() and any(folder.iterdir()):
+        raise CheckpointError(
+            "there is a checkpoint already",
+            got=folder,
+            remedy="choose another folder, or --force to replace it",
         )

@@ -58,6 +58,16 @@ class LDLMConfig:
                 expected="d_model = n_heads * d_head with d_head even, for the rotary halves",
                 got=f"d_model {self.d_model}, n_heads {self.n_heads}",
             )
+        for name in ("input_bias", "token_final_norm"):
+            _require(name, isinstance(getattr(self, name), bool), "true or false", self)
+        words = isinstance(self.added_tokens, tuple) and all(
+            isinstance(token, str) for token in self.added_tokens
+        )
+        _require("added_tokens", words, "a list of strings", self)
+        _require("end_of_text", isinstance(self.end_of_text, str), "a string", self)
+        if self.position_scale is not None:
+            _require_number("position_scale", self.position_scale, float)
+        _require_number("t_min", self.t_min, float)
         if not 0.0 < self.t_min < 1.0:
             raise ConfigError("t_min is outside the schedule", expected="(0, 1)", got=self.t_min)
 
@@ -95,8 +105,10 @@ class LDLMConfig:
                 expected=f"also {', '.join(missing)}" if missing else "only known fields",
                 got=f"unknown {', '.join(unknown)}" if unknown else "a config without them",
             )
-        values = dict(fields, added_tokens=tuple(fields["added_tokens"]))
-        return cls(**values)
+        tokens = fields["added_tokens"]
+        return cls(
+            **{**fields, "added_tokens": tuple(tokens) if isinstance(tokens, list) else tokens}
+        )
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "config.json") -> LDLMConfig:
@@ -110,6 +122,15 @@ class LDLMConfig:
                 f"{source} is not a JSON object", expected="{...}", got=type(fields).__name__
             )
         return cls.from_dict(fields, source=source)
+
+
+def _require(name: str, good: bool, expected: str, config: LDLMConfig) -> None:
+    if not good:
+        raise ConfigError(
+            f"the configuration's {name} is not usable",
+            expected=expected,
+            got=repr(getattr(config, name)),
+        )
 
 
 def _require_number(name: str, value: object, kind: type) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -11,8 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ldlm.errors import DiskSpaceError
+from ldlm.errors import DiskSpaceError, LDLMError
 
+LOCK = ".lock"
+PARTIAL = ".partial-"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -26,7 +29,8 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        # NumPy's tofile says "n requested and m written" without an errno.
+        if error.errno in _FULL or (error.errno is None and "written" in str(error)):
             raise no_space(path, "more") from error
         raise
 
@@ -61,10 +65,16 @@ def require_space(path: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def staging_folder(parent: Path) -> Iterator[Path]:
-    """A temporary folder inside `parent`, on the same disk; removed at the end whatever happens."""
+    """A temporary folder inside `parent`, on the same disk; removed at the end whatever happens.
+
+    What a killed process left there is removed first: the name holds its process id.
+    """
     with disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
+        for left in parent.glob(f"{PARTIAL}*"):
+            if not _alive(left.name.removeprefix(PARTIAL).partition("-")[0]):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=parent))
         try:
             yield folder
         finally:
@@ -103,7 +113,41 @@ def publish_folder(source: Path, target: Path) -> None:
             return
         with staging_folder(target.parent) as bin_:
             target.rename(bin_ / "old")
-            source.rename(target)
+            try:
+                source.rename(target)
+            except BaseException:
+                (bin_ / "old").rename(target)
+                raise
+
+
+def read_text(path: Path, error: type[LDLMError], what: str) -> str:
+    """The UTF-8 text of a file.
+
+    Raises:
+        error: it is not there, not readable or not text.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise error(f"{path} is not a readable {what}", got=str(problem)) from problem
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait for, and hold, the folder's lock: for reading, changing and writing one of its files."""
+    with (folder / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _fsync(path: Path) -> None:

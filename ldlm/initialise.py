@@ -29,8 +29,8 @@ class Draw:
 
 # First match wins.
 DRAWS: tuple[Draw, ...] = (
-    Draw("latent_mean", 0.0, 0.0, "the identity until a checkpoint says otherwise"),
-    Draw("latent_std", 1.0, 0.0, "the identity until a checkpoint says otherwise"),
+    Draw("latent_mean", 0.0, 0.1, "a normalisation that is not the identity"),
+    Draw("latent_std", 1.0, 0.1, "a normalisation that is not the identity"),
     Draw("*.scale", 0.0, 0.1, "a residual scale that does something"),
     Draw("*.query_norm.gain", 2.0, 0.2, "attention that picks, as trained ones do"),
     Draw("*.key_norm.gain", 2.0, 0.2, "with gains of 1 it averages, and all positions read alike"),

@@ -38,7 +38,7 @@ from ldlm import checkpoint
 from ldlm.config import LDLMConfig, preset
 from ldlm.errors import CheckpointError, ConfigError
 
-_PLACE = re.compile(r"\{(\w+)(\*?)\}")
+_PLACE = re.compile(r"\{([A-Za-z_]\w*)(\*?)\}")
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def read_map(path: Path) -> KeyMap:
         document = tomllib.loads(path.read_text("utf-8"))
         config = document.pop("config", None)
         name = document.pop("preset", None)
-        ignore = tuple(document.pop("ignore", ()))
+        ignore = _names(document.pop("ignore", []))
         rules = tuple(_rule(dict(table)) for table in document.pop("tensor", ()))
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a mapping file", got=repr(error)) from error
     if document or (config is None) == (name is None):
         raise ConfigError(
@@ -89,6 +89,11 @@ def convert(source: Path, keymap: KeyMap, target: Path, tokenizer_json: str | No
     Raises:
         CheckpointError: the source is missing, damaged, pickled, or does not fit the mapping.
     """
+    here, there = source.resolve(), target.resolve()
+    if there == here or there in here.parents:
+        raise CheckpointError(
+            "the target would replace the source", expected="another folder", got=target
+        )
     theirs = _read_source(source)
     ours = rename(theirs, keymap)
     shapes = checkpoint.model_shapes(keymap.config)
@@ -140,15 +145,19 @@ def rename(theirs: dict[str, Tensor], keymap: KeyMap) -> dict[str, Tensor]:
 
 
 def _rule(table: dict[str, Any]) -> TensorRule:
-    def names(value: str | list[str]) -> tuple[str, ...]:
-        return (value,) if isinstance(value, str) else tuple(value)
-
-    rule = TensorRule(
-        names(table.pop("theirs")), names(table.pop("ours")), bool(table.pop("transpose", False))
-    )
-    if table:
-        raise KeyError(f"unknown field {', '.join(table)} in [[tensor]]")
+    theirs, ours = _names(table.pop("theirs")), _names(table.pop("ours"))
+    rule = TensorRule(theirs, ours, bool(table.pop("transpose", False)))
+    if table or not theirs or not ours:
+        raise KeyError(f"theirs, ours and transpose, not {', '.join(table) or 'an empty list'}")
     return rule
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """One string, or a list of strings."""
+    found = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) for name in found):
+        raise TypeError(f"strings are expected, not {value!r}")
+    return found
 
 
 def _groups(rule: TensorRule, theirs: dict[str, Tensor]) -> list[tuple[list[str], list[str]]]:
@@ -196,7 +205,16 @@ def _transform(
     rule: TensorRule, sources: list[str], targets: list[str], theirs: dict[str, Tensor]
 ) -> list[Tensor]:
     parts = [theirs[name].to(torch.float32) for name in sources]
-    tensor = torch.cat([part.T if rule.transpose else part for part in parts])
+    fits = all(part.ndim == 2 if rule.transpose else part.ndim > 0 for part in parts)
+    parts = [part.T for part in parts] if fits and rule.transpose else parts
+    if not fits or len({part.shape[1:] for part in parts}) != 1:
+        raise CheckpointError(
+            "tensors cannot be joined or transposed",
+            tensor=" + ".join(sources),
+            expected="shapes that differ in the first dimension alone; a matrix to transpose",
+            got=[list(part.shape) for part in parts],
+        )
+    tensor = torch.cat(parts)
     if tensor.shape[0] % len(targets):
         raise CheckpointError(
             "a tensor does not split into equal parts",
@@ -220,6 +238,11 @@ def _read_source(source: Path) -> dict[str, Tensor]:
                 got=str(path),
                 remedy="save the state dict with safetensors.torch.save_file first",
             )
-        checkpoint.read_header(path)
+        names = checkpoint.read_header(path)
+        twice = sorted(theirs.keys() & names.keys())
+        if twice:
+            raise CheckpointError(
+                "two files of the source hold a tensor of one name", tensor=twice[0], got=path.name
+            )
         theirs.update(load_file(path))
     return theirs

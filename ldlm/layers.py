@@ -31,7 +31,7 @@ NormalizedShape = int | list[int] | tuple[int, ...] | torch.Size
 def no_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Switch autocast off for x's device; does nothing, and traces to nothing, when it is off."""
     device = x.device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return contextlib.nullcontext()
 

@@ -32,9 +32,9 @@ def small_checkpoint(small: LDLM, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def small_artifacts(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Graphs in fp32 and fp16 and their engines. Do not change them: see `own_artifacts`."""
+    """Graphs in fp32, fp16 and bf16 and their engines. Do not change them: see `own_artifacts`."""
     folder = tmp_path_factory.mktemp("artifacts") / "small"
-    export_artifacts(small_checkpoint, folder, ["fp32", "fp16"], lambda _: None)
+    export_artifacts(small_checkpoint, folder, ["fp32", "fp16", "bf16"], lambda _: None)
     build_artifacts(
         folder,
         None,

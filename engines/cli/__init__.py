@@ -7,6 +7,7 @@ returns. An error is printed as it is and the exit status is 1; wrong usage give
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 
 import typer
@@ -40,18 +41,27 @@ for module in (init, info, convert, export, build, verify, sample):
 def main() -> None:
     """Entry point of `ldlm`."""
     logging.basicConfig(level=logging.WARNING)
+    # An exception, so that temporary folders are removed on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app()
     except LDLMError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(1)
+        _stop(str(error))
+    except MemoryError as error:
+        _stop(f"not enough memory\n  got:      {error}")
+    except OSError as error:
+        _stop(f"{error.strerror or error}\n  got:      {error.filename or 'no file name'}")
     except ImportError as error:
         missing = (error.name or str(error)).partition(".")[0].partition(" ")[0]
         if missing not in BUILD_EXTRA:
             raise
-        sys.stderr.write(
-            f"error: this command needs more than the base install\n"
+        _stop(
+            f"this command needs more than the base install\n"
             f"  got:      {error}\n"
-            f"  remedy:   pip install 'ldlm-engines[build]'\n"
+            f"  remedy:   pip install 'ldlm-engines[build]'"
         )
-        sys.exit(1)
+
+
+def _stop(message: str) -> None:
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(1)

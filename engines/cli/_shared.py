@@ -25,6 +25,11 @@ out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """One plain line on stdout: no markup, so that a path with brackets stays as it is."""
+    out.print(text, highlight=False, markup=False)
+
+
 def names(text: str) -> list[str]:
     """A comma-separated list."""
     return [item for item in (part.strip() for part in text.split(",")) if item]
@@ -68,7 +73,7 @@ def default_artifacts(checkpoint: Path) -> Path:
 def spinner() -> Iterator[Callable[[str], None]]:
     """Says on stderr what is being done and for how long; one plain line each where piped."""
     if not err.is_terminal:
-        yield lambda text: err.print(text, highlight=False)
+        yield lambda text: err.print(text, highlight=False, markup=False)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:

@@ -41,7 +41,7 @@ def command(
     config = manifests.load(folder).config
     ranges = profile(config, numbers(batch, "--batch"), numbers(length, "--length"))
     with measured("build") as run, steps() as progress:
-        manifest = build_artifacts(
+        build_artifacts(
             folder,
             precisions(precision) if precision is not None else None,
             sms,
@@ -49,6 +49,6 @@ def command(
             skip_unsupported=sm.strip().lower() == "all",
             progress=progress,
         )
-    manifest.runs["build"] = run
-    manifest.save(folder)
+    with manifests.updated(folder) as manifest:
+        manifest.runs["build"] = run
     out.print(summary_table(folder, manifest))

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from engines.cli._shared import measured, out
+from engines.cli._shared import measured, say
+from ldlm import files
 from ldlm.errors import TokenizerError
 
 
@@ -19,18 +20,20 @@ def command(
         Path | None,
         typer.Option(help="tokenizer.json to put in; default: made for the vocabulary."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an older checkpoint.")] = False,
 ) -> None:
     """Rename, join, split and transpose tensors into a checkpoint; strict both ways."""
+    from ldlm import checkpoint
     from ldlm import keymap as keymaps
     from ldlm import tokenizer as tokenizers
 
+    checkpoint.require_new(target, force=force)
     mapping = keymaps.read_map(keymap)
     if tokenizer is None:
         chosen = tokenizers.create(mapping.config)
-    elif tokenizer.is_file():
-        chosen = tokenizers.parse(tokenizer.read_text("utf-8"), mapping.config)
     else:
-        raise TokenizerError("no tokenizer there", got=tokenizer)
+        text = files.read_text(tokenizer, TokenizerError, "tokenizer")
+        chosen = tokenizers.parse(text, mapping.config)
     with measured("convert"):
         keymaps.convert(source, mapping, target, chosen.to_str())
-    out.print(f"{target}", highlight=False)
+    say(f"{target}")

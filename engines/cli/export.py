@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from engines.cli._shared import default_artifacts, measured, out, precisions, spinner
+from engines import manifest as manifests
+from engines.cli._shared import default_artifacts, measured, precisions, say, spinner
 
 
 def command(
@@ -22,7 +23,7 @@ def command(
 
     folder = folder or default_artifacts(checkpoint)
     with measured("export") as run, spinner() as progress:
-        manifest = export_artifacts(checkpoint, folder, precisions(precision), progress)
-    manifest.runs["export"] = run
-    manifest.save(folder)
-    out.print(f"{folder}: {len(manifest.graphs)} graphs", highlight=False)
+        export_artifacts(checkpoint, folder, precisions(precision), progress)
+    with manifests.updated(folder) as manifest:
+        manifest.runs["export"] = run
+    say(f"{folder}: {len(manifest.graphs)} graphs")

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from engines.cli._shared import measured, out, spinner
+from engines.cli._shared import measured, say, spinner
 from ldlm.config import preset
-from ldlm.errors import CheckpointError
 
 
 def command(
@@ -27,17 +26,11 @@ def command(
     from ldlm.initialise import initialise
     from ldlm.model import LDLM
 
-    checkpoint.require_replaceable(folder)
-    if (folder / checkpoint.CONFIG).exists() and not force:
-        raise CheckpointError(
-            "there is a checkpoint already",
-            got=folder,
-            remedy="choose another folder, or --force to replace it",
-        )
+    checkpoint.require_new(folder, force=force)
     with measured("init"), spinner() as progress:
         progress("drawing weights")
         model = initialise(LDLM(config), seed)
         model.tokenizer_json = tokenizer.create(config).to_str()
         progress("writing")
         model.save_checkpoint(folder)
-    out.print(f"{folder}: preset {preset_name}, seed {seed}", highlight=False)
+    say(f"{folder}: preset {preset_name}, seed {seed}")

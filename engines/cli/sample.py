@@ -21,7 +21,8 @@ def command(
     precision: Annotated[str, typer.Option(help="An exported precision.")] = "fp32",
     provider: Annotated[str, typer.Option(help="cpu or cuda, for ort.")] = "cpu",
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Checkpoint folder, for the torch runtime.")
+        Path | None,
+        typer.Option(help="Checkpoint folder: the artifacts must have been made from it."),
     ] = None,
     number: Annotated[int, typer.Option("--samples", "-n", help="Number of texts.")] = 1,
     length: Annotated[

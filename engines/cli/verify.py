@@ -18,12 +18,15 @@ def command(
     precision: Annotated[
         str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
     ] = None,
+    stress: Annotated[
+        bool, typer.Option("--stress", help="Also prove a copy with outliers and large scores.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print parity.json.")] = False,
 ) -> None:
     """Compare every graph with the reference model; exits with 1 if a gate fails."""
     manifest = manifests.load(folder)
     from engines.proof.verify import verify
-    from engines.report import parity_table, read_parity
+    from engines.report import islands_table, parity_table
     from engines.runtime.load import require_origin
     from ldlm.model import LDLM
 
@@ -31,14 +34,13 @@ def command(
     with measured("verify") as run, spinner() as progress:
         model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
         exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
-        parity = verify(folder, manifest, model, chosen or exported, progress)
-    parity.save(folder)
-    manifest.runs["verify"] = run
-    manifest.save(folder)
-    document = read_parity(folder)
-    if document is not None:
-        if as_json:
-            out.print_json(json.dumps(document))
-        else:
-            out.print(parity_table(document))
+        parity = verify(folder, manifest, model, chosen or exported, progress, stress=stress)
+    document = parity.save(folder, manifest)
+    with manifests.updated(folder) as manifest:
+        manifest.runs["verify"] = run
+    if as_json:
+        out.print_json(json.dumps(document))
+    else:
+        out.print(islands_table(document))
+        out.print(parity_table(document))
     parity.require_passed()

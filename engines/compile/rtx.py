@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from typing import Any
 
 import polygraphy.config
 
-from engines.compile.targets import NO_FLOAT32_MATMUL
+from engines.compile.targets import NO_BFLOAT16, NO_FLOAT32_MATMUL
 from export.stages import BATCH, LENGTH, AxisRange, StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import EngineBuildError
@@ -117,7 +119,11 @@ class _Logger(trt.ILogger):  # type: ignore[misc]
 
 
 class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-    """Hands TensorRT's progress to a callback; an exception there stops the build."""
+    """Hands TensorRT's progress to a callback; an exception there stops the build.
+
+    So does a signal: TensorRT discards an exception that is raised inside its callbacks, and a
+    build that the user stopped would run on.
+    """
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -137,6 +143,26 @@ class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
 
     def phase_finish(self, phase: str) -> None:
         self.steps.pop(phase, None)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Turn SIGINT and SIGTERM into `stopped`; does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, _frame: object) -> None:
+            self.stopped = (
+                KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+            )
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        old = [signal.signal(number, stop) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, old, strict=True):
+                signal.signal(number, handler)
 
 
 def _parse(path: Path, spec: StageSpec, network: Any, logger: _Logger) -> None:
@@ -161,12 +187,38 @@ def _parse(path: Path, spec: StageSpec, network: Any, logger: _Logger) -> None:
         raise EngineBuildError("an input of the graph is unused", stage=spec.name, got=unused[0])
 
 
+def layer_dtypes(path: Path, spec: StageSpec) -> list[tuple[str, str]]:
+    """(type, dtype of the first output) of every layer of the network that TensorRT parses.
+
+    An activation's type is followed by its function, such as "ACTIVATION TANH".
+
+    Raises:
+        EngineBuildError: TensorRT cannot read the graph.
+    """
+    logger = _Logger()
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    _parse(path, spec, network, logger)
+    found = []
+    for layer in _layers(network):
+        kind, dtype = layer.type.name, layer.get_output(0).dtype.name
+        if layer.type == trt.LayerType.ACTIVATION:
+            layer.__class__ = trt.IActivationLayer
+            kind = f"{kind} {layer.type.name}"
+        found.append((kind, dtype))
+    return found
+
+
 def _layers(network: Any) -> Iterator[Any]:
     return (network.get_layer(i) for i in range(network.num_layers))
 
 
 def _unsupported(network: Any, sm: str) -> str | None:
     """Why TensorRT-RTX cannot compile this network for a target, if it cannot."""
+    if sm in NO_BFLOAT16 and any(
+        layer.get_output(0).dtype == trt.DataType.BF16 for layer in _layers(network)
+    ):
+        return "no bfloat16 there"
     if sm in NO_FLOAT32_MATMUL:
         found = [
             layer.name
@@ -218,9 +270,9 @@ def _compile(
     shapes = Profile()
     for name, (smallest, best, largest) in _shapes(spec, config, profile):
         shapes.add(name, smallest, best, largest)
-    monitor = _Monitor(progress) if progress else None
+    monitor = _Monitor(progress or (lambda *_: None))
     plan = None
-    with _quiet_polygraphy():
+    with _quiet_polygraphy(), monitor.signals():
         try:
             settings = create_config_rtx(
                 builder,
@@ -233,10 +285,11 @@ def _compile(
             plan = engine_bytes_from_network((builder, network), settings)
         except PolygraphyException as error:
             logger.errors.append(str(error))
-    if monitor and monitor.stopped:
+    if plan is None or monitor.stopped:
+        _settle(logger, sms)
+    if monitor.stopped:
         raise monitor.stopped
     if plan is None:
-        _settle(logger, sms)
         raise EngineBuildError(
             "TensorRT could not build the engine",
             stage=spec.name,

@@ -27,8 +27,9 @@ NO_RTX: dict[str, str] = {
     "sm100": "Blackwell B200 has no TensorRT-RTX; it needs plain TensorRT, built on that GPU",
 }
 
-# TensorRT-RTX has no float32 matrix product there ("FP32 GEMM is not supported").
+# What TensorRT-RTX cannot compile for Turing: "FP32 GEMM is not supported", and bfloat16 at all.
 NO_FLOAT32_MATMUL = ("sm75",)
+NO_BFLOAT16 = ("sm75",)
 
 DEFAULT_MAX_BATCH = 8
 

@@ -1,4 +1,4 @@
-"""Every tolerance of the proof, in one table, with its reason."""
+"""Every tolerance of the proof, in one table, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ FORMULA_L2 = 1e-5
 # A half precision may be this much worse than PyTorch's own autocast in that dtype.
 AUTOCAST_RATIO = 1.25
 
-# Two runtimes may choose different tokens only where the reference's logits are this close,
-# as a multiple of the largest difference between their logits.
-NEAR_TIE = 2.0
+# Two computations that round in different places, each within AUTOCAST_RATIO, are at most this far
+# apart in units of autocast's error: independent errors add in squares.
+AGREEMENT_RATIO = 2**0.5 * AUTOCAST_RATIO
+
+# The KL divergence of two softmaxes grows with the square of the logits' error.
+KL_RATIO = AUTOCAST_RATIO**2
+
+# Where the reference's best logit and the chosen one are closer than this, the choice is a
+# near-tie: in float32 as a share of the logits' root mean square, in a half precision as a
+# multiple of the largest difference that autocast makes to a logit.
+NEAR_TIE_FLOAT32 = 1e-4
+NEAR_TIE_HALF = 2 * AUTOCAST_RATIO
+
+# A sampler's latents after all steps, against float32 PyTorch on the same noise. Float32 runtimes
+# add their rounding at each step, and the loop does not amplify it.
+DRIFT_FLOAT32 = 1e-4
 
 # (batch, length) of the proof: none is the export example, the smallest and uneven ones included.
 CASES: tuple[tuple[int, int], ...] = ((1, 1), (1, 17), (1, 128), (3, 1), (3, 17), (3, 128))

@@ -57,6 +57,25 @@ class HalfProducts(TorchFunctionMode):
             dtype = self.autocast or tensors[0].dtype
             if self.autocast or all(t.dtype in (torch.float16, torch.bfloat16) for t in tensors):
                 self.products += 1
-                wide = (a.to(dtype).float() if isinstance(a, Tensor) else a for a in args)
+                wide = [a.to(dtype).float() if isinstance(a, Tensor) else a for a in args]
+                if func is F.scaled_dot_product_attention:
+                    q, k, v = wide
+                    return fused_attention(q, k, v, q.shape[-1] ** -0.5, dtype)
                 return func(*wide, **kwargs).to(dtype)
         return func(*args, **kwargs)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """softmax(Q K^T scale) V as a device's fused kernel computes it.
+
+    Scores and softmax stay in float32; the probabilities are rounded to `dtype` before the second
+    product reads them, and the result is.
+
+    Args:
+        q, k, v: [B, H, T, d_head] float32, holding values of `dtype`.
+        scale: of the scores.
+        dtype: the half dtype of the kernel.
+    """
+    scores = (q @ k.transpose(-2, -1)) * scale
+    probabilities = torch.softmax(scores, -1).to(dtype).float()
+    return (probabilities @ v).to(dtype)

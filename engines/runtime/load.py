@@ -28,48 +28,55 @@ def load_stages(
         runtime: "ort", or "torch" for the reference, which needs the checkpoint.
         precision: of the ONNX graphs; the reference is float32.
         provider: of ONNX Runtime.
-        checkpoint: the checkpoint folder that the artifacts were made from.
+        checkpoint: the checkpoint folder that the artifacts should have been made from; checked
+            for every runtime where it is given, and what the reference runs.
 
     Raises:
         ConfigError: no such runtime, or the reference asked for in another precision.
         ArtifactError: artifacts missing or changed, or made from another checkpoint.
     """
-    if runtime == "ort":
-        from engines.runtime.ort import OrtStage
-
-        return Stages(
-            *(
-                OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider)
-                for name in DEPLOYED
-            )
-        )
-    if runtime != "torch":
+    if runtime not in RUNTIMES:
         raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=runtime)
-    if precision != "fp32" or provider != "cpu":
+    if runtime == "torch" and (precision != "fp32" or provider != "cpu"):
         raise ConfigError(
             "the torch runtime is the reference, float32 on the CPU",
             expected="fp32 on cpu",
             got=f"{precision} on {provider}",
         )
+    if checkpoint is not None:
+        require_origin(manifest, checkpoint)
+    if runtime == "torch":
+        return _reference(checkpoint)
+    from engines.runtime.ort import OrtStage
+
+    return Stages(
+        *(
+            OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider)
+            for name in DEPLOYED
+        )
+    )
+
+
+def _reference(checkpoint: Path | None) -> Stages:
+    if checkpoint is None:
+        raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
     from engines.runtime.torch_stage import TorchStage
     from ldlm.model import LDLM
 
-    model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
+    model = LDLM.from_checkpoint(checkpoint)
     return Stages(*(TorchStage(model, stage(name)) for name in DEPLOYED))
 
 
-def require_origin(manifest: Manifest, checkpoint: Path | None) -> Path:
+def require_origin(manifest: Manifest, checkpoint: Path) -> Path:
     """The checkpoint folder, if the artifacts were made from it.
 
     Raises:
-        ArtifactError: no checkpoint was given, or the artifacts were made from another one.
+        ArtifactError: the artifacts were made from another one.
         CheckpointError: there is none at the path.
     """
     from ldlm import checkpoint as checkpoints
     from ldlm import files
 
-    if checkpoint is None:
-        raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
     checkpoints.read_config(checkpoint)
     checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
     found = files.sha256(checkpoint / checkpoints.WEIGHTS)

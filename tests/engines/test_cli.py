@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,11 @@ def test_every_solver_and_precision_samples(
 
 
 WRONG = [
+    (("convert", "{tmp}/a", "{checkpoint}", "--map", "{tmp}/m"), "--force"),
+    (("init", "{artifacts}", "--preset", "small", "--force"), "in the way"),
+    (("export", "{checkpoint}", "--out", "/dev/null/x"), "Not a directory"),
+    (("sample", "{artifacts}", "--checkpoint", "{tmp}/nothing", "--steps", "20"), "no checkpoint"),
+    (("sample", "{artifacts}", "--steps", "100000000000000"), "memory"),
     (("init", "{tmp}/x", "--preset", "huge"), "no such preset"),
     (("init", "{tmp}/x", "--preset", "small", "--seed", "-1"), "seed is out of range"),
     (("info", "{tmp}/nothing"), "no checkpoint at"),
@@ -102,7 +108,7 @@ WRONG = [
     (("build", "{artifacts}", "--batch", "1,1,65"), "batch is larger"),
     (("build", "{artifacts}", "--batch", "1,8"), "MIN,OPT,MAX"),
     (("build", "{artifacts}", "--length", "1,99,64"), "out of order"),
-    (("build", "{artifacts}", "--precision", "bf16"), "was not exported"),
+    (("build", "{artifacts}", "--precision", "int8"), "was not exported"),
     (("verify", "{artifacts}", "--checkpoint", "{tmp}/nothing"), "no checkpoint at"),
     (("verify", "{tmp}", "--checkpoint", "{checkpoint}"), "no artifacts at"),
     (("sample", "{tmp}/nothing"), "no artifacts at"),
@@ -113,7 +119,7 @@ WRONG = [
     (("sample", "{artifacts}", "-n", "65", "--batch-size", "65", "--steps", "20"), "1..64"),
     (("sample", "{artifacts}", "--provider", "tpu"), "no such provider"),
     (("sample", "{artifacts}", "--runtime", "tflite"), "no such runtime"),
-    (("sample", "{artifacts}", "--precision", "bf16"), "was not exported"),
+    (("sample", "{artifacts}", "--precision", "int8"), "was not exported"),
     (("sample", "{artifacts}", "--solver", "heun", "--steps", "20"), "no such solver"),
     (("sample", "{artifacts}", "--grid", "0.5,0.9"), "time grid"),
     (("sample", "{artifacts}", "--grid", "a,b"), "time grid"),
@@ -147,6 +153,38 @@ def test_wrong_input_gets_a_clear_word(
 def test_wrong_usage_is_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
     assert ldlm(*arguments, cwd=tmp_path).returncode == 2
     assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("after", [1.5, 3.0, 6.0])
+def test_sigterm_leaves_nothing_behind(
+    small_checkpoint: Path, tmp_path: Path, after: float
+) -> None:
+    """Stopped in the middle of an export: no temporary folder, and the same command works again."""
+    command = [
+        "export",
+        str(small_checkpoint),
+        "--out",
+        str(tmp_path / "out"),
+        "--precision",
+        "fp32",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from engines.cli import main; main()", *command],
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(after)
+    process.terminate()
+    assert process.wait() == 128 + 15
+    assert not [name for name in files_in(tmp_path) if ".partial" in name]
+
+
+def test_sample_refuses_artifacts_of_another_checkpoint(
+    small_artifacts: Path, tmp_path: Path
+) -> None:
+    ldlm("init", tmp_path / "other", "--preset", "small", "--seed", 9)
+    got = ldlm("sample", small_artifacts, "--steps", 20, "--checkpoint", tmp_path / "other")
+    assert got.returncode == 1
+    assert "made from another checkpoint" in got.stderr
 
 
 def test_verify_refuses_another_checkpoint(small_artifacts: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_every_file_has_its_hash(small_artifacts: Path) -> None:
     on_disk = {
         path.relative_to(small_artifacts).as_posix(): files.sha256(path)
         for path in small_artifacts.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
+        if path.is_file() and path.name not in ("manifest.json", ".lock")
     }
     assert listed == on_disk
     assert {"torch", "onnx", "tensorrt-rtx"} <= manifest.tools.keys()
@@ -44,9 +44,9 @@ def test_round_trip(small_artifacts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "onnx/../../x", ""])
-def test_no_path_leaves_the_folder(tmp_path: Path, path: str) -> None:
+def test_no_path_leaves_the_folder(path: str) -> None:
     with pytest.raises(ArtifactError, match="outside its folder"):
-        FileEntry(path, "0" * 64, 1).verified(tmp_path)
+        FileEntry(path, "0" * 64, 1)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,68 @@ def test_other_weights_replace_everything(own_artifacts: Path, small: LDLM, tmp_
         entry.data.verified(own_artifacts)
 
 
-def test_engines_know_the_graph_they_came_from(own_artifacts: Path) -> None:
+def test_engines_know_the_graph_they_came_from(own_artifacts: Path, small_artifacts: Path) -> None:
     """A graph that changed drops its engines from the manifest."""
     manifest = manifests.load(own_artifacts)
     entry = manifest.graph("fp32", "denoiser")
     manifest.put_graph(entry)
-    assert len(manifest.engines) == 6
+    assert len(manifest.engines) == 9
     changed = dataclasses.replace(entry, data=dataclasses.replace(entry.data, sha256="0" * 64))
     manifest.put_graph(changed)
-    assert len(manifest.engines) == 5
+    assert len(manifest.engines) == 8
+    with pytest.raises(ArtifactError, match="exported anew"):
+        manifest.put_engine(
+            next(
+                e
+                for e in manifests.load(small_artifacts).engines
+                if (e.precision, e.stage) == ("fp32", "denoiser")
+            )
+        )
+
+
+def test_a_manifest_deletes_nothing_outside_its_folder(
+    own_artifacts: Path, small: LDLM, tmp_path: Path
+) -> None:
+    """A path that leaves the folder is refused before another checkpoint's export cleans up."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = own_artifacts / "manifest.json"
+    document = json.loads(path.read_text())
+    document["engines"][0]["engine"]["path"] = "../victim"
+    path.write_text(json.dumps(document))
+    other = initialise(LDLM(small.config), seed=1)
+    other.save_checkpoint(tmp_path / "other")
+    with pytest.raises(ArtifactError, match="outside its folder"):
+        export_artifacts(tmp_path / "other", own_artifacts, ["fp16"], silent)
+    assert victim.read_text() == "mine"
+
+
+def test_an_interrupted_first_export_can_be_repeated(
+    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "artifacts"
+    monkeypatch.setattr("export.exporter.export_stage", stop)
+    with pytest.raises(KeyboardInterrupt):
+        export_artifacts(small_checkpoint, folder, ["fp16"], silent)
+    assert manifests.load(folder).graphs == []
+    with pytest.raises(KeyboardInterrupt):  # and not "in the way"
+        export_artifacts(small_checkpoint, folder, ["fp16"], silent)
+
+
+def test_two_writers_lose_nothing(own_artifacts: Path) -> None:
+    """Each reads, changes and writes the manifest under one lock."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def write(index: int) -> None:
+        with manifests.updated(own_artifacts) as manifest:
+            manifest.runs[str(index)] = {"seconds": float(index)}
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(32)))
+    assert {str(i) for i in range(32)} <= manifests.load(own_artifacts).runs.keys()
 
 
 def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +191,6 @@ def test_an_explicit_target_must_be_met(own_artifacts: Path) -> None:
 def test_precisions_are_looked_up_before_anything_is_built(own_artifacts: Path) -> None:
     with pytest.raises(ArtifactError, match="was not exported"):
         build_artifacts(
-            own_artifacts, ["fp16", "bf16"], ["sm89"], profile(PRESETS["small"]),
+            own_artifacts, ["fp16", "fp8"], ["sm89"], profile(PRESETS["small"]),
             skip_unsupported=False, progress=silent,
         )  # fmt: skip

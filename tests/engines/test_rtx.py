@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,7 @@ def test_targets_are_those_of_the_installed_builder() -> None:
     assert found == set(RTX_SMS)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", ["denoiser", "latent_decoder", "token_decoder"])
 def test_artifacts_hold_engines_for_every_target(
     small_artifacts: Path, precision: str, name: str
@@ -38,7 +41,7 @@ def test_artifacts_hold_engines_for_every_target(
     (entry,) = [e for e in manifest.engines if (e.precision, e.stage) == (precision, name)]
     entry.engine.verified(small_artifacts)
     assert set(AMPERE_ON) <= set(entry.sms)
-    on_turing = precision == "fp16" and name != "denoiser"
+    on_turing = precision == "fp16" and name != "denoiser"  # Turing has no bf16
     assert ("sm75" in entry.sms) == on_turing
     assert ("sm75" in entry.refused) == (not on_turing)
     source = manifest.graph(precision, name)
@@ -102,6 +105,26 @@ def test_builds_are_repeatable_and_report_progress(small_artifacts: Path) -> Non
     assert hashlib.sha256(plans[0]).digest() == hashlib.sha256(plans[1]).digest()
     assert seen
     assert all(1 <= step <= steps for _, step, steps in seen)
+
+
+@pytest.mark.parametrize("after", [0.05, 0.2, 0.35, 0.5, 0.65])
+def test_ctrl_c_stops_a_build(small_artifacts: Path, after: float) -> None:
+    """Whatever TensorRT is doing then: it discards exceptions raised inside its callbacks."""
+    old = signal.getsignal(signal.SIGINT)
+    timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    def build_for_long() -> None:
+        for _ in range(20):
+            build_engine(
+                graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
+                sms=["sm89"], profile=profile(CONFIG),
+            )  # fmt: skip
+
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        build_for_long()
+    timer.join()
+    assert signal.getsignal(signal.SIGINT) is old
 
 
 def test_stopping_a_build_stops_it(small_artifacts: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ldlm import LDLM, PRESETS
+from ldlm import LDLM, PRESETS, files
 from ldlm import checkpoint as checkpoints
 from ldlm.errors import CheckpointError, ConfigError, DiskSpaceError, LDLMError
 from ldlm.initialise import DRAWS, initialise
@@ -79,8 +79,13 @@ def test_no_checkpoint_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"softcup": 50.0}, {"softcap": "50"}, {"n_heads": 3}, {"t_min": 1.5}, None]
-)
+    "change",
+    [
+        {"softcup": 50.0}, {"softcap": "50"}, {"n_heads": 3}, {"t_min": 1.5}, {"t_min": "a"},
+        {"added_tokens": 5}, {"added_tokens": [5]}, {"position_scale": "z"}, {"end_of_text": 7},
+        {"input_bias": "no"}, {"d_model": True}, {"softcap": float("nan")}, None,
+    ],
+)  # fmt: skip
 def test_a_wrong_config_is_named(own_checkpoint: Path, change: dict[str, object] | None) -> None:
     path = own_checkpoint / "config.json"
     fields = json.loads(path.read_text())
@@ -127,8 +132,6 @@ def test_saving_replaces_an_older_checkpoint(small: LDLM, own_checkpoint: Path) 
 def test_initialisation_draws_every_tensor(small: LDLM) -> None:
     """Nothing that parity multiplies by is 0 or 1, and a seed is a seed."""
     for name, tensor in small.state_dict().items():
-        if name in ("latent_mean", "latent_std"):
-            continue
         assert tensor.std() > 0.005, name
         assert torch.count_nonzero(tensor) >= 0.999 * tensor.numel(), name
     again = initialise(LDLM(PRESETS["small"]), seed=0).state_dict()
@@ -152,6 +155,78 @@ def test_constructors_give_the_papers_start() -> None:
 def test_header_is_read_without_the_tensors(small_checkpoint: Path) -> None:
     entries = checkpoints.read_header(small_checkpoint / "model.safetensors")
     assert entries["latent_mean"] == checkpoints.TensorEntry("F32", (128,))
+
+
+def test_a_header_that_points_elsewhere_is_named(own_checkpoint: Path) -> None:
+    path = own_checkpoint / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    names = sorted(header, key=lambda n: header[n].get("data_offsets", [0])[0])
+    header[names[-1]]["data_offsets"][0] += 4
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    with pytest.raises(CheckpointError, match="is said to be at"):
+        LDLM.from_checkpoint(own_checkpoint)
+
+
+def test_text_files_that_are_no_text(own_checkpoint: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        content = (own_checkpoint / name).read_bytes()
+        (own_checkpoint / name).write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(CheckpointError, match="not a readable"):
+            LDLM.from_checkpoint(own_checkpoint)
+        (own_checkpoint / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("extra", ["optimizer.bin", "subfolder"])
+def test_a_checkpoint_with_other_files_is_not_replaced(
+    small: LDLM, own_checkpoint: Path, extra: str
+) -> None:
+    """What hub downloads look like: a config.json and files that are not ours."""
+    (own_checkpoint / extra).mkdir() if extra == "subfolder" else (
+        own_checkpoint / extra
+    ).write_bytes(b"years of work")
+    with pytest.raises(CheckpointError, match=extra):
+        small.save_checkpoint(own_checkpoint)
+    assert (own_checkpoint / extra).exists()
+
+
+def test_a_file_in_the_path_is_named(small: LDLM, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(CheckpointError, match="a file at"):
+            small.save_checkpoint(folder)
+
+
+def test_a_failed_replacement_puts_the_old_one_back(
+    small: LDLM, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {p.name: p.read_bytes() for p in own_checkpoint.iterdir()}
+    rename = Path.rename
+
+    def fail_on_new(self: Path, target: Path) -> Path:
+        if self.name == "checkpoint" and target == own_checkpoint:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    folder = own_checkpoint.rename(own_checkpoint.parent / "mine")
+    own_checkpoint = folder
+    monkeypatch.setattr(Path, "rename", fail_on_new)
+    with pytest.raises(OSError, match="Input/output"):
+        small.save_checkpoint(folder)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    import os
+
+    dead, alive = tmp_path / ".partial-999999999-x", tmp_path / f".partial-{os.getppid()}-y"
+    dead.mkdir()
+    alive.mkdir()
+    with files.staging_folder(tmp_path):
+        assert not dead.exists()
+        assert alive.exists()
 
 
 def test_errors_are_one_family() -> None:

@@ -101,6 +101,54 @@ def test_mistakes_are_named(
     assert not (tmp_path / "ours").exists()
 
 
+def test_one_string_is_one_pattern(
+    small: LDLM, source: Path, mapping: Path, tmp_path: Path
+) -> None:
+    """ "ema.*" taken letter by letter would contain "*", which ignores everything."""
+    mapping.write_text(MAP.replace('["ema.*"]', '"ema.*"'))
+    save_file(foreign(small) | {"junk": torch.zeros(1)}, source)
+    with pytest.raises(CheckpointError, match="unused"):
+        convert(source, read_map(mapping), tmp_path / "ours", None)
+
+
+def test_two_files_with_one_name_are_refused(
+    small: LDLM, source: Path, mapping: Path, tmp_path: Path
+) -> None:
+    save_file({"ema.step": torch.ones(1)}, tmp_path / "zz.safetensors")
+    with pytest.raises(CheckpointError, match="of one name"):
+        convert(tmp_path, read_map(mapping), tmp_path / "x" / "ours", None)
+
+
+def test_the_source_is_not_replaced(source: Path, mapping: Path) -> None:
+    for target in (source.parent, source):
+        with pytest.raises(CheckpointError, match="replace the source"):
+            convert(source, read_map(mapping), target, None)
+    assert source.exists()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        'theirs = []\nours = "latent_mean"',
+        'theirs = "net.latent_mean"\nours = []',
+        'theirs = "net.{0}"\nours = "{0}"',
+        'theirs = 5\nours = "latent_mean"',
+    ],
+)
+def test_odd_rules_are_named(source: Path, mapping: Path, tmp_path: Path, table: str) -> None:
+    mapping.write_text(f'preset = "small"\n[[tensor]]\n{table}\n')
+    with pytest.raises(LDLMError):
+        convert(source, read_map(mapping), tmp_path / "ours", None)
+
+
+def test_tensors_that_cannot_be_joined(mapping: Path, tmp_path: Path) -> None:
+    mapping.write_text('preset = "small"\n[[tensor]]\ntheirs = ["a", "b"]\nours = "latent_mean"\n')
+    for a in (torch.zeros(3, 4), torch.tensor(1.0)):
+        save_file({"a": a, "b": torch.zeros(3, 5)}, tmp_path / "x.safetensors")
+        with pytest.raises(CheckpointError, match="cannot be joined"):
+            convert(tmp_path / "x.safetensors", read_map(mapping), tmp_path / "ours", None)
+
+
 def test_pickles_are_not_read(mapping: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"x": torch.zeros(1)}, path)

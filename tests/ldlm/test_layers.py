@@ -165,6 +165,10 @@ def test_rotary_depends_on_distance_alone() -> None:
     assert not torch.allclose(scores[0, 0, 0, 1], scores[0, 0, 0, 7])
 
 
+def test_norms_run_on_the_meta_device() -> None:
+    assert BiaslessLayerNorm(8, device="meta")(torch.empty(2, 8, device="meta")).shape == (2, 8)
+
+
 def test_linear_casts_to_its_own_weight() -> None:
     assert Linear(4, 4).half()(torch.randn(2, 4)).dtype == torch.float16
     assert Linear(4, 4)(torch.randn(2, 4).double()).dtype == torch.float32

@@ -1,0 +1,90 @@
+"""Is the island really there? Read from the final file, and from TensorRT's own network of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from export.checks import rule_dtype
+from export.precision import Rule
+from export.stages import StageSpec
+
+# ONNX operators and the kind of computation whose rule decides their dtype.
+ONNX_KINDS: dict[str, str] = {
+    "LayerNormalization": "layer_norm",
+    "ReduceL2": "rms_norm",
+    "Tanh": "softcap_softmax",
+    "Softmax": "softcap_softmax",
+    "Cos": "time_embedding",
+    "Sin": "time_embedding",
+    "Attention": "fused_attention",
+}
+
+# TensorRT's layers for the same computations; ATTENTION_INPUT opens a fused attention.
+TRT_KINDS: dict[str, str] = {
+    "NORMALIZATION": "layer_norm",
+    "REDUCE": "rms_norm",
+    "ACTIVATION TANH": "softcap_softmax",
+    "SOFTMAX": "softcap_softmax",
+    "ATTENTION_INPUT": "fused_attention",
+}
+
+_TRT_NAMES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+
+
+def from_file(path: Path) -> Counter[tuple[str, str]]:
+    """How often each (operator, dtype of its result) of interest stands in an ONNX file."""
+    found: Counter[tuple[str, str]] = Counter()
+    for node in ir.load(path).graph:
+        dtype = node.outputs[0].dtype
+        if node.op_type in ONNX_KINDS:
+            found[node.op_type, dtype.numpy().name if dtype is not None else "none"] += 1
+    return found
+
+
+def from_tensorrt(path: Path, spec: StageSpec) -> Counter[tuple[str, str]] | None:
+    """The same from the network that TensorRT-RTX parses; None where it is not installed."""
+    try:
+        from engines.compile.rtx import layer_dtypes
+    except ImportError:
+        return None
+    return Counter(
+        (kind, _TRT_NAMES.get(dtype, dtype))
+        for kind, dtype in layer_dtypes(path, spec)
+        if kind in TRT_KINDS
+    )
+
+
+def look(
+    path: Path, spec: StageSpec, precision: str, rules: tuple[Rule, ...]
+) -> list[dict[str, Any]]:
+    """One record per (source, operator): the dtype that the policy asks for and those found."""
+    records = []
+    sources = (
+        ("onnx", from_file(path), ONNX_KINDS),
+        ("tensorrt", from_tensorrt(path, spec), TRT_KINDS),
+    )
+    for source, found, kinds in sources:
+        if found is None:
+            continue
+        for what, kind in kinds.items():
+            counts = {dtype: n for (name, dtype), n in sorted(found.items()) if name == what}
+            if not counts:
+                continue
+            expected = rule_dtype(rules, spec.weights, kind).numpy().name
+            records.append(
+                {
+                    "stage": spec.name,
+                    "precision": precision,
+                    "source": source,
+                    "what": what,
+                    "count": sum(counts.values()),
+                    "expected": expected,
+                    "found": ", ".join(f"{n} {dtype}" for dtype, n in counts.items()),
+                    "passed": counts.keys() == {expected},
+                }
+            )
+    return records

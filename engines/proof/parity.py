@@ -1,0 +1,168 @@
+"""What the proof found: lines, their gates, and parity.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engines.manifest import PARITY, GraphEntry, Manifest
+from engines.proof.compare import Comparison
+from ldlm import files
+from ldlm.errors import ArtifactError, ParityError
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measurement and its gate.
+
+    Attributes:
+        weights: "given", or "stress" for the stressed copy of the checkpoint.
+        question: what was asked; see `engines.proof.stage`.
+        batch, length: the case; 0 and 0 where all cases were measured together.
+        distance: what was measured; relative L2 unless the question says otherwise.
+        limit: what the gate allows.
+        detail: all distances, where arrays were compared.
+    """
+
+    stage: str
+    precision: str
+    weights: str
+    question: str
+    batch: int
+    length: int
+    distance: float
+    limit: float
+    detail: Comparison | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate holds. What is not finite fails, and so does a limit that is not."""
+        finite = math.isfinite(self.distance) and math.isfinite(self.limit)
+        return finite and self.distance <= self.limit
+
+
+def identity(entry: GraphEntry) -> str:
+    """What a line of the proof speaks of: the graph and the weights it reads."""
+    return f"{entry.graph.sha256}+{entry.data.sha256}"
+
+
+@dataclass
+class Parity:
+    """All lines, the islands that were looked at, and the graphs that both speak of."""
+
+    lines: list[Line]
+    graphs: dict[str, str]
+    islands: list[dict[str, Any]] = field(default_factory=list)
+
+    def failures(self) -> list[Line]:
+        """Lines whose gate does not hold."""
+        return [line for line in self.lines if not line.passed]
+
+    def document(self) -> dict[str, Any]:
+        """The content of parity.json. JSON has no infinity: what is not finite is null."""
+        lines = [{**dataclasses.asdict(line), "passed": line.passed} for line in self.lines]
+        islands_hold = all(island["passed"] for island in self.islands)
+        document: dict[str, Any] = _finite(
+            {
+                "passed": not self.failures() and islands_hold,
+                "graphs": self.graphs,
+                "lines": lines,
+                "islands": self.islands,
+            }
+        )
+        return document
+
+    def save(self, folder: Path, manifest: Manifest) -> dict[str, Any]:
+        """Write parity.json; lines of other precisions stay while their graphs are the same.
+
+        Returns:
+            What was written.
+        """
+        document = self.document()
+        with files.locked(folder):
+            old = read(folder)
+            if old is not None:
+                _keep_current(document, old, manifest)
+            text = json.dumps(document, indent=1, allow_nan=False)
+            files.write_whole(folder / PARITY, text.encode())
+        return document
+
+    def require_passed(self) -> None:
+        """Fail on the first gate that does not hold.
+
+        Raises:
+            ParityError: naming it.
+        """
+        for line in self.failures():
+            overflow = not math.isfinite(line.limit)
+            raise ParityError(
+                f"{len(self.failures())} of {len(self.lines)} parity lines fail; the first is "
+                f"'{line.question}' in {line.precision} on {line.weights} weights",
+                stage=line.stage,
+                tensor=f"batch {line.batch}, length {line.length}" if line.batch else "all cases",
+                expected="PyTorch's autocast to be finite" if overflow else f"<= {line.limit:.3g}",
+                got="an overflow in it" if overflow else f"{line.distance:.3g}",
+                remedy="use bf16 or fp32 for this checkpoint" if overflow else f"see {PARITY}",
+            )
+        for island in self.islands:
+            if not island["passed"]:
+                raise ParityError(
+                    f"an island is not there, says {island['source']}, in {island['precision']}",
+                    stage=island["stage"],
+                    tensor=island["what"],
+                    expected=island["expected"],
+                    got=island["found"],
+                )
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """parity.json, or None where nothing was verified.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
+    path = folder / PARITY
+    if not path.exists():
+        return None
+    text = files.read_text(path, ArtifactError, "proof")
+    try:
+        document: dict[str, Any] = json.loads(text)
+        known = {"passed", "graphs", "lines", "islands"} <= document.keys()
+    except (json.JSONDecodeError, AttributeError):
+        known = False
+    if not known:
+        raise ArtifactError(f"{path} is damaged", remedy="remove it and run ldlm verify")
+    return document
+
+
+def is_current(manifest: Manifest, graphs: dict[str, str], keys: Iterable[str]) -> bool:
+    """Whether a proof of `graphs` speaks of the present files under all these keys."""
+    present = {f"{e.precision}/{e.stage}": identity(e) for e in manifest.graphs}
+    return all(key in graphs and graphs[key] == present.get(key) for key in keys)
+
+
+def _keep_current(document: dict[str, Any], old: dict[str, Any], manifest: Manifest) -> None:
+    new = {key.partition("/")[0] for key in document["graphs"]}
+    kept = {
+        key: value
+        for key, value in old["graphs"].items()
+        if key.partition("/")[0] not in new and is_current(manifest, old["graphs"], [key])
+    }
+    precisions = {key.partition("/")[0] for key in kept}
+    document["graphs"].update(kept)
+    for part in ("lines", "islands"):
+        document[part] += [item for item in old[part] if item["precision"] in precisions]
+    document["passed"] = all(x["passed"] for x in document["lines"] + document["islands"])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

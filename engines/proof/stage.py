@@ -1,0 +1,206 @@
+"""The questions that are put to one stage in one precision.
+
+graph       fp32: the file in ONNX Runtime = float32 PyTorch.
+            half: the file in the evaluator = the policy's module in PyTorch, as far as two
+            roundings can agree
+formula     half: the file with rounding switched off = float32 PyTorch with the same rounded
+            weights, as closely as float32 agrees
+precision   half: the file in the evaluator against float32 PyTorch, held to the error of
+            PyTorch's autocast on the same inputs
+file        fp16: the file in ONNX Runtime, which computes fp16 in float32: it loads and runs
+kl          half: the token decoder's softmax, held to autocast's
+tokens      the ids file = argmax of the logits file, and = PyTorch's choice but for near-ties
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+
+from engines.proof.compare import Comparison, compare
+from engines.proof.evaluator import EvaluatorStage
+from engines.proof.gates import (
+    AGREEMENT_RATIO,
+    AUTOCAST_RATIO,
+    FORMULA_L2,
+    KL_RATIO,
+    NEAR_TIE_FLOAT32,
+    NEAR_TIE_HALF,
+)
+from engines.proof.half import HalfProducts
+from engines.proof.parity import Line
+from engines.runtime.ort import OrtStage
+from engines.runtime.torch_stage import TorchStage
+from export import precision as policies
+from export.passes.widen import widen
+from export.stages import StageSpec
+from ldlm import files
+from ldlm.errors import ParityError
+from ldlm.model import LDLM
+
+Array = NDArray[Any]
+Case = tuple[int, int]
+
+# In a line, in place of a case: measured over all of them together.
+ALL: Case = (0, 0)
+
+# What ONNX Runtime's CPU provider can load; it has no bf16 products.
+ORT_PRECISIONS = ("fp32", "fp16")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One stage in one precision, and what float32 PyTorch says about it.
+
+    Attributes:
+        paths: the graph to compare, and the token ids' graph under "ids", where there is one.
+        weights: "given" or "stress", for the lines.
+        inputs, expected: per case.
+    """
+
+    model: LDLM
+    spec: StageSpec
+    precision: str
+    weights: str
+    paths: Mapping[str, Path]
+    inputs: Mapping[Case, tuple[Array, ...]]
+    expected: Mapping[Case, Array]
+
+    def line(self, question: str, case: Case, distance: float | Comparison, limit: float) -> Line:
+        """A line about this subject."""
+        measured = distance.relative_l2 if isinstance(distance, Comparison) else distance
+        detail = distance if isinstance(distance, Comparison) else None
+        where = (self.spec.name, self.precision, self.weights, question)
+        return Line(*where, *case, measured, limit, detail)
+
+
+def prove(subject: Subject) -> list[Line]:
+    """All questions about one subject."""
+    lines = _float32(subject) if subject.precision == "fp32" else _half(subject)
+    return list(lines)
+
+
+def _float32(subject: Subject) -> Iterator[Line]:
+    stage = OrtStage(subject.paths["graph"], subject.spec, subject.model.config)
+    outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
+    for case, got in outputs.items():
+        yield subject.line("graph", case, compare(got, subject.expected[case]), FORMULA_L2)
+    if "ids" in subject.paths:
+        ids = OrtStage(subject.paths["ids"], _ids_spec(), subject.model.config)
+        for case, arrays in subject.inputs.items():
+            reference = subject.expected[case]
+            tie = NEAR_TIE_FLOAT32 * float(np.sqrt(np.mean(np.square(reference))))
+            yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
+
+
+def _half(subject: Subject) -> Iterator[Line]:
+    rules = policies.policy(subject.precision)
+    spec, model = subject.spec, subject.model
+    module = policies.apply(spec.build(model), spec.weights, rules)
+    yield from _formula(subject, policies.without_rounding(module))
+
+    autocast = autocast_outputs(subject, getattr(torch, policies.half_dtype(rules)))
+    evaluator = EvaluatorStage(subject.paths["graph"], spec)
+    policy = TorchStage(model, spec, module)
+    outputs = {case: evaluator(*arrays) for case, arrays in subject.inputs.items()}
+    with HalfProducts():
+        same_policy = {case: policy(*arrays) for case, arrays in subject.inputs.items()}
+    theirs = _pooled(autocast, subject.expected)
+    error = theirs.relative_l2
+    yield subject.line("graph", ALL, _pooled(outputs, same_policy), AGREEMENT_RATIO * error)
+    limit = AUTOCAST_RATIO * error
+    yield subject.line("precision", ALL, _pooled(outputs, subject.expected), limit)
+    if subject.precision in ORT_PRECISIONS:
+        stage = OrtStage(subject.paths["graph"], spec, model.config)
+        file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
+        yield subject.line("file", ALL, _pooled(file, subject.expected), limit)
+    if "ids" in subject.paths:
+        kl = {
+            name: kl_divergence(subject.expected, got)
+            for name, got in (("ours", outputs), ("theirs", autocast))
+        }
+        yield subject.line("kl", ALL, kl["ours"], KL_RATIO * kl["theirs"])
+        ids = EvaluatorStage(subject.paths["ids"], _ids_spec())
+        for case, arrays in subject.inputs.items():
+            tie = NEAR_TIE_HALF * theirs.max_abs
+            yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
+
+
+def _pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
+    """One distance over all cases: a handful of values at length 1 is no measure of rounding."""
+    return _against(*(np.concatenate([x[c].ravel() for c in reference]) for x in (got, reference)))
+
+
+def autocast_outputs(subject: Subject, dtype: torch.dtype) -> dict[Case, Array]:
+    """The float32 module under PyTorch's autocast, as CUDA computes it.
+
+    Raises:
+        ParityError: no product was rounded, so that the comparison would mean nothing.
+    """
+    stage = TorchStage(subject.model, subject.spec)
+    with HalfProducts(dtype) as mode:
+        outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
+    if not mode.products:
+        raise ParityError("autocast rounded no product", stage=subject.spec.name, got=dtype)
+    return outputs
+
+
+def kl_divergence(reference: Mapping[Case, Array], logits: Mapping[Case, Array]) -> float:
+    """Mean over all positions of KL(softmax(reference) || softmax(logits)), in float64."""
+    each = []
+    for case, expected in reference.items():
+        if not np.all(np.isfinite(logits[case])):
+            return float("inf")
+        log_p, log_q = (_log_softmax(x.astype(np.float64)) for x in (expected, logits[case]))
+        each.append(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1).ravel())
+    return float(np.mean(np.concatenate(each)))
+
+
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(axis=-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float) -> Line:
+    """Share of ids that are not the logits' argmax, or differ from PyTorch's by no near-tie."""
+    reference = subject.expected[case]
+    chosen = np.take_along_axis(reference, ids[..., None], axis=-1)[..., 0]
+    wrong = (ids != logits.argmax(axis=-1)) | ~(reference.max(axis=-1) - chosen <= tie)
+    return subject.line("tokens", case, float(wrong.mean()), 0.0)
+
+
+def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Line]:
+    graph = ir.load(subject.paths["graph"])
+    widen(graph)
+    reference = TorchStage(subject.model, subject.spec, module)
+    with files.staging_folder(Path(tempfile.gettempdir())) as staging:
+        path = staging / "widened.onnx"
+        size = sum(v.const_value.nbytes for v in graph.graph.initializers.values() if v.const_value)
+        files.require_space(path, size + (1 << 20))
+        ir.save(graph, path, external_data="widened.onnx.data")
+        wide = OrtStage(path, subject.spec, subject.model.config)
+        for case, arrays in subject.inputs.items():
+            distance = _against(wide(*arrays), reference(*arrays))
+            yield subject.line("formula", case, distance, FORMULA_L2)
+
+
+def _against(got: Array, reference: Array) -> Comparison:
+    """`compare`, where the reference may be what overflows."""
+    if np.all(np.isfinite(reference)):
+        return compare(got, reference)
+    return Comparison(np.inf, np.inf, np.inf, 0.0, int(np.sum(~np.isfinite(got))), got.size)
+
+
+def _ids_spec() -> StageSpec:
+    from export.stages import stage
+
+    return stage("token_decoder")
