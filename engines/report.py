@@ -13,6 +13,7 @@ from engines.proof.parity import is_current, read
 from export.stages import DEPLOYED, STAGES
 
 if TYPE_CHECKING:
+    from engines.proof.selftest import Outcome
     from ldlm.account import Line
 
 MB = 1e6
@@ -181,6 +182,21 @@ def islands_table(parity: dict[str, Any]) -> Table:
             record["found"],
             "[green]pass[/]" if record["passed"] else "[red]FAIL[/]",
         )
+    return table
+
+
+def self_test_table(outcomes: Iterable[Outcome]) -> Table:
+    """Every damage, and the questions that noticed it per precision."""
+    table = Table(title="Would we notice? Damaged graphs, and the questions that noticed")
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for outcome in outcomes:
+        noticed = ", ".join(outcome.noticed_by) or "[red]NOBODY[/]"
+        rows.setdefault((outcome.stage, outcome.damage), {})[outcome.precision] = noticed
+    precisions = list(dict.fromkeys(p for row in rows.values() for p in row))
+    for column in ("stage", "damage", *precisions):
+        table.add_column(column)
+    for (stage, damage), row in rows.items():
+        table.add_row(stage, damage, *(row.get(p, "") for p in precisions))
     return table
 
 

@@ -66,6 +66,7 @@ def check_graph(
     _check_inputs_used(graph, spec)
     norms = _check_layer_norms(graph, spec, module, rules)
     capped = _check_softcap(graph, spec, config, rules)
+    _check_constants(graph, spec, config)
     data = _check_external_data(path, graph, spec)
     size = _check_size(graph, spec, module)
     return Evidence(
@@ -202,6 +203,43 @@ def _check_softcap(
                 "a Softmax is not fed by the softcap", stage=spec.name, tensor=node.name
             )
     return expected
+
+
+def _check_constants(graph: ir.Graph, spec: StageSpec, config: LDLMConfig) -> None:
+    """Every eps and cap is the config's: a changed one can hide where no input comes near it."""
+    found: list[tuple[ir.Node, str, float, float | None]] = []
+    scale = config.softcap * config.d_head**0.5
+    for node in graph:
+        if node.op_type == "LayerNormalization":
+            eps = node.attributes.get_float("epsilon", 1e-5)
+            found.append((node, "epsilon", config.norm_eps, eps))
+        if node.op_type in ("Clip", "Max"):
+            found.append((node, "eps", config.norm_eps, _scalar(node.inputs[1])))
+        if node.op_type == "Tanh":
+            before = node.inputs[0].producer() if node.inputs[0] is not None else None
+            divisor = None if before is None else _scalar(before.inputs[1])
+            found.append((node, "cap * sqrt(d_head) before it", scale, divisor))
+            for after, index in node.outputs[0].uses():
+                factor = _scalar(after.inputs[1 - index])
+                found.append((node, "cap after it", config.softcap, factor))
+    for node, what, expected, got in found:
+        # Half constants are rounded to 11 or 8 bits; what is looked for is another number.
+        if got is None or abs(got - expected) > 0.01 * expected:
+            raise GraphCheckError(
+                f"a {node.op_type} has another constant than the config",
+                stage=spec.name,
+                tensor=f"{node.name}: {what}",
+                expected=expected,
+                got=got,
+            )
+
+
+def _scalar(value: ir.Value | None) -> float | None:
+    """The number that a value always is, if it is a constant of one element."""
+    if value is None or value.const_value is None:
+        return None
+    array = value.const_value.numpy()
+    return float(array.reshape(-1)[0]) if array.size == 1 else None
 
 
 def _check_external_data(path: Path, graph: ir.Graph, spec: StageSpec) -> str:

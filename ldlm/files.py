@@ -73,7 +73,7 @@ def staging_folder(parent: Path) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         for left in parent.glob(f"{PARTIAL}*"):
             if not _alive(left.name.removeprefix(PARTIAL).partition("-")[0]):
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
         folder = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=parent))
         try:
             yield folder

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from engines.artifacts import build_artifacts, export_artifacts
+from engines.artifacts import build_artifacts
 from engines.compile.targets import parse_sms, profile
 from ldlm import LDLM, PRESETS
 from ldlm.initialise import initialise
@@ -32,9 +34,20 @@ def small_checkpoint(small: LDLM, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def small_artifacts(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Graphs in fp32, fp16 and bf16 and their engines. Do not change them: see `own_artifacts`."""
+    """Graphs in fp32, fp16 and bf16 and their engines. Do not change them: see `own_artifacts`.
+
+    Two processes export into one folder at once, as users may.
+    """
     folder = tmp_path_factory.mktemp("artifacts") / "small"
-    export_artifacts(small_checkpoint, folder, ["fp32", "fp16", "bf16"], lambda _: None)
+    code = "from engines.cli import main; main()"
+    command = [sys.executable, "-c", code, "export", str(small_checkpoint), "--out", str(folder)]
+    jobs = [
+        subprocess.Popen([*command, "--precision", precision], stderr=subprocess.PIPE)
+        for precision in ("fp32", "fp16,bf16")
+    ]
+    for job in jobs:
+        _, errors = job.communicate()
+        assert job.returncode == 0, errors.decode()
     build_artifacts(
         folder,
         None,

@@ -41,8 +41,7 @@ for module in (init, info, convert, export, build, verify, sample):
 def main() -> None:
     """Entry point of `ldlm`."""
     logging.basicConfig(level=logging.WARNING)
-    # An exception, so that temporary folders are removed on the way out.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except LDLMError as error:
@@ -62,6 +61,20 @@ def main() -> None:
         )
 
 
+_terminated: list[int] = []
+
+
+def _terminate(number: int, _frame: object) -> None:
+    """An exception, so that temporary folders are removed on the way out.
+
+    The exporter may turn it into one of its own; the exit status still says what happened.
+    """
+    _terminated.append(number)
+    sys.exit(128 + number)
+
+
 def _stop(message: str) -> None:
+    if _terminated:
+        sys.exit(128 + _terminated[0])
     sys.stderr.write(f"error: {message}\n")
     sys.exit(1)

@@ -21,12 +21,17 @@ def command(
     stress: Annotated[
         bool, typer.Option("--stress", help="Also prove a copy with outliers and large scores.")
     ] = False,
+    damage: Annotated[
+        bool,
+        typer.Option("--self-test", help="Damage the graphs in every known way; see who notices."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print parity.json.")] = False,
 ) -> None:
     """Compare every graph with the reference model; exits with 1 if a gate fails."""
     manifest = manifests.load(folder)
+    from engines.proof.selftest import require_noticed, self_test
     from engines.proof.verify import verify
-    from engines.report import islands_table, parity_table
+    from engines.report import islands_table, parity_table, self_test_table
     from engines.runtime.load import require_origin
     from ldlm.model import LDLM
 
@@ -35,6 +40,9 @@ def command(
         model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
         exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
         parity = verify(folder, manifest, model, chosen or exported, progress, stress=stress)
+        outcomes = (
+            self_test(folder, manifest, model, chosen or exported, progress) if damage else []
+        )
     document = parity.save(folder, manifest)
     with manifests.updated(folder) as manifest:
         manifest.runs["verify"] = run
@@ -43,4 +51,7 @@ def command(
     else:
         out.print(islands_table(document))
         out.print(parity_table(document))
+        if outcomes:
+            out.print(self_test_table(outcomes))
     parity.require_passed()
+    require_noticed(outcomes)

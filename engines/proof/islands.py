@@ -21,6 +21,7 @@ ONNX_KINDS: dict[str, str] = {
     "Cos": "time_embedding",
     "Sin": "time_embedding",
     "Attention": "fused_attention",
+    "Add before LayerNormalization": "residual",
 }
 
 # TensorRT's layers for the same computations; ATTENTION_INPUT opens a fused attention.
@@ -39,10 +40,28 @@ def from_file(path: Path) -> Counter[tuple[str, str]]:
     """How often each (operator, dtype of its result) of interest stands in an ONNX file."""
     found: Counter[tuple[str, str]] = Counter()
     for node in ir.load(path).graph:
-        dtype = node.outputs[0].dtype
         if node.op_type in ONNX_KINDS:
-            found[node.op_type, dtype.numpy().name if dtype is not None else "none"] += 1
+            found[node.op_type, _dtype(node)] += 1
+        if node.op_type == "LayerNormalization" and (total := _sum_before(node)) is not None:
+            found["Add before LayerNormalization", _dtype(total)] += 1
     return found
+
+
+def _dtype(node: ir.Node) -> str:
+    dtype = node.outputs[0].dtype
+    return dtype.numpy().name if dtype is not None else "none"
+
+
+def _sum_before(norm: ir.Node) -> ir.Node | None:
+    """The residual sum that a norm reads, through casts: a sum with no constant operand."""
+    value = norm.inputs[0]
+    producer = None if value is None else value.producer()
+    while producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
+        producer = producer.inputs[0].producer()
+    if producer is None or producer.op_type != "Add":
+        return None
+    constant = any(v is not None and v.const_value is not None for v in producer.inputs)
+    return None if constant else producer
 
 
 def from_tensorrt(path: Path, spec: StageSpec) -> Counter[tuple[str, str]] | None:
@@ -59,13 +78,24 @@ def from_tensorrt(path: Path, spec: StageSpec) -> Counter[tuple[str, str]] | Non
 
 
 def look(
-    path: Path, spec: StageSpec, precision: str, rules: tuple[Rule, ...]
+    path: Path,
+    spec: StageSpec,
+    precision: str,
+    rules: tuple[Rule, ...],
+    *,
+    tensorrt: bool = True,
 ) -> list[dict[str, Any]]:
-    """One record per (source, operator): the dtype that the policy asks for and those found."""
+    """One record per (source, operator): the dtype that the policy asks for and those found.
+
+    Args:
+        path: the .onnx file.
+        spec, precision, rules: what it should be.
+        tensorrt: whether to ask TensorRT too; it is left out where it is not installed.
+    """
     records = []
     sources = (
         ("onnx", from_file(path), ONNX_KINDS),
-        ("tensorrt", from_tensorrt(path, spec), TRT_KINDS),
+        ("tensorrt", from_tensorrt(path, spec) if tensorrt else None, TRT_KINDS),
     )
     for source, found, kinds in sources:
         if found is None:

@@ -96,9 +96,8 @@ def attribute(node: ir.Node, name: str, default: Any) -> Any:
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
     """Integers divide towards zero."""
-    if a.is_floating_point():
-        return torch.true_divide(a, b)
-    return torch.floor_divide(a - torch.fmod(a, b), b)
+    quotient: Tensor = torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc")
+    return quotient
 
 
 def _gelu(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
@@ -145,7 +144,7 @@ def _layer_norm(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
     x, scale, bias = (*inputs, None)[:3]
     dtype, axis = x.dtype, attribute(node, "axis", -1) % x.ndim
     dims = tuple(range(axis, x.ndim))
-    count = math.prod(x.shape[axis:])
+    count: int = math.prod(x.shape[axis:])
 
     def mean(values: Tensor) -> Tensor:
         total = wide(values).sum(dims, keepdim=True).to(dtype)

@@ -179,18 +179,28 @@ def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float)
 
 
 def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Line]:
-    graph = ir.load(subject.paths["graph"])
-    widen(graph)
     reference = TorchStage(subject.model, subject.spec, module)
     with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-        path = staging / "widened.onnx"
-        size = sum(v.const_value.nbytes for v in graph.graph.initializers.values() if v.const_value)
-        files.require_space(path, size + (1 << 20))
-        ir.save(graph, path, external_data="widened.onnx.data")
+        path = rounding_off(subject.paths["graph"], staging / "wide.onnx")
         wide = OrtStage(path, subject.spec, subject.model.config)
         for case, arrays in subject.inputs.items():
             distance = _against(wide(*arrays), reference(*arrays))
             yield subject.line("formula", case, distance, FORMULA_L2)
+
+
+def rounding_off(path: Path, target: Path) -> Path:
+    """Write a half graph with every tensor in float32, its weights keeping their rounded values.
+
+    Raises:
+        DiskSpaceError: the disk is full.
+    """
+    graph = ir.load(path)
+    widen(graph)
+    constants = (value.const_value for value in graph.graph.initializers.values())
+    files.require_space(target, sum(c.nbytes for c in constants if c is not None) + (1 << 20))
+    with files.disk_errors(target):
+        ir.save(graph, target, external_data=f"{target.name}.data")
+    return target
 
 
 def _against(got: Array, reference: Array) -> Comparison:

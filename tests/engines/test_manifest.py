@@ -76,8 +76,11 @@ def test_artifacts_do_not_overwrite_something_else(small_checkpoint: Path, tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_other_weights_replace_everything(own_artifacts: Path, small: LDLM, tmp_path: Path) -> None:
+def test_other_weights_replace_everything(
+    own_artifacts: Path, small: LDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Case 15: nothing made from the older checkpoint stays beside the new files."""
+    monkeypatch.setattr("engines.artifacts.DEPLOYED", ("token_decoder",))
     other = initialise(LDLM(small.config), seed=1)
     other.save_checkpoint(tmp_path / "other")
     export_artifacts(tmp_path / "other", own_artifacts, ["fp16"], silent)

@@ -1,0 +1,151 @@
+"""Would we notice? Every gate is run on graphs damaged in every way we know."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from engines.manifest import Manifest
+from engines.proof import islands
+from engines.proof.compare import compare
+from engines.proof.damage import DAMAGES, Damage
+from engines.proof.gates import FORMULA_L2
+from engines.proof.inputs import stage_inputs
+from engines.proof.stage import rounding_off
+from engines.runtime.ort import OrtStage
+from engines.runtime.torch_stage import TorchStage
+from export import precision as policies
+from export.checks import check_graph
+from export.exporter import OPSET
+from export.passes.widen import widen
+from export.stages import stage
+from ldlm import files
+from ldlm.errors import ArtifactError, GraphCheckError, ParityError
+from ldlm.model import LDLM
+
+CASE = (2, 17)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One damage in one precision, and which questions noticed it."""
+
+    damage: str
+    stage: str
+    precision: str
+    noticed_by: tuple[str, ...]
+
+
+def self_test(
+    folder: Path,
+    manifest: Manifest,
+    model: LDLM,
+    precisions: list[str],
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Outcome]:
+    """Damage the exported graphs, one fault at a time, and put the questions to each.
+
+    Three questions: the graph checks of the export, the islands of the policy, and the formula
+    (for fp32, the file against PyTorch; for a half precision, with rounding switched off).
+
+    Args:
+        folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
+
+    Raises:
+        ArtifactError: a damage finds nothing to damage, or is noticed on the undamaged graph.
+    """
+    outcomes = []
+    for name in precisions:
+        for stage_name in dict.fromkeys(damage.stage for damage in DAMAGES):
+            bench = _Bench(folder, manifest, model, name, stage_name)
+            progress(f"self-test {name} {stage_name}")
+            outcomes += list(bench.run())
+    return outcomes
+
+
+class _Bench:
+    """One stage in one precision, its intact graph at hand."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, model: LDLM, precision: str, name: str
+    ) -> None:
+        self.model, self.precision, self.spec = model, precision, stage(name)
+        self.rules = policies.policy(precision)
+        entry = manifest.graph(precision, name)
+        self.path = entry.graph.verified(folder)
+        entry.data.verified(folder)
+        self.module = policies.apply(self.spec.build(model), self.spec.weights, self.rules)
+        self.inputs = stage_inputs(self.spec, model.config, *CASE)
+        plain = policies.without_rounding(self.module)
+        self.expected = TorchStage(model, self.spec, plain)(*self.inputs)
+
+    def run(self) -> Iterator[Outcome]:
+        # Damaged graphs stand beside the weights they read, under a name that is swept up.
+        beside = self.path.with_name(f"{files.PARTIAL}{os.getpid()}-{self.path.name}")
+        with files.staging_folder(Path(tempfile.gettempdir())) as staging:
+            wide = rounding_off(self.path, staging / "wide.onnx")
+            try:
+                if self._noticed(beside, wide, Damage("none", self.spec.name, lambda _: None)):
+                    raise ArtifactError(
+                        "the self-test finds fault with an undamaged graph",
+                        stage=self.spec.name,
+                        got=self.precision,
+                    )
+                for damage in DAMAGES:
+                    if damage.stage == self.spec.name:
+                        noticed = self._noticed(beside, wide, damage)
+                        yield Outcome(damage.name, damage.stage, self.precision, noticed)
+            finally:
+                beside.unlink(missing_ok=True)
+
+    def _noticed(self, beside: Path, wide: Path, damage: Damage) -> tuple[str, ...]:
+        damaged = self._damaged(self.path, damage, beside)
+        found = []
+        try:
+            check_graph(damaged, self.spec, self.model.config, self.module, self.rules, OPSET)
+        except GraphCheckError:
+            found.append("checks")
+        records = islands.look(damaged, self.spec, self.precision, self.rules, tensorrt=False)
+        if not all(record["passed"] for record in records):
+            found.append("islands")
+        if self._formula_differs(self._damaged(wide, damage, wide.with_name("damaged.onnx"))):
+            found.append("graph" if self.precision == "fp32" else "formula")
+        return tuple(found)
+
+    def _damaged(self, source: Path, damage: Damage, target: Path) -> Path:
+        model = ir.load(source)
+        damage.apply(model)
+        if source.name.startswith("wide"):
+            widen(model)  # what the damage turned to half is for the islands to notice
+        ir.save(model, target)
+        return target
+
+    def _formula_differs(self, path: Path) -> bool:
+        try:
+            got = OrtStage(path, self.spec, self.model.config)(*self.inputs)
+        except ArtifactError:  # it does not even load
+            return True
+        if self.spec.outputs[0].dtype == "int64":
+            return bool(np.mean(got != self.expected) > 0)
+        return not compare(got, self.expected).relative_l2 <= FORMULA_L2
+
+
+def require_noticed(outcomes: list[Outcome]) -> None:
+    """Fail if a damage passed every question.
+
+    Raises:
+        ParityError: naming the first.
+    """
+    missed = [outcome for outcome in outcomes if not outcome.noticed_by]
+    if missed:
+        raise ParityError(
+            f"{len(missed)} of {len(outcomes)} damaged graphs pass unnoticed; the first is "
+            f"'{missed[0].damage}' in {missed[0].precision}",
+            stage=missed[0].stage,
+        )
