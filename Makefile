@@ -57,11 +57,11 @@ sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## write text with RUNTIME
 	$(LDLM) sample $(ARTIFACTS) --runtime $(RUNTIME) --precision $(FIRST_PRECISION) \
 	  --steps $(STEPS) --seed $(SEED) --checkpoint $(CHECKPOINT)
 
-parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## compare ARTIFACTS with CHECKPOINT again
-	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --stress
+parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the whole proof: stress, sampler, damaged graphs
+	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --stress --self-test --sampler-steps 64
 
 test: $(VENV)/.installed ## run every test, the whole job at base among them
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed ## style, types and import rules
 	$(BIN)/ruff check .

@@ -170,18 +170,29 @@ def parity_table(parity: dict[str, Any]) -> Table:
 def islands_table(parity: dict[str, Any]) -> Table:
     """The dtypes that were found in the files and in TensorRT's networks of them."""
     table = Table(title="Islands, from the ONNX file and from TensorRT's network of it")
-    for column in ("stage", "precision", "source", "layer", "policy", "found", "verdict"):
+    precisions = list(dict.fromkeys(record["precision"] for record in parity["islands"]))
+    for column in ("stage", "source", "layer", *precisions):
         table.add_column(column)
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
     for record in parity["islands"]:
-        table.add_row(
-            record["stage"],
-            record["precision"],
-            record["source"],
-            record["what"],
-            record["expected"],
-            record["found"],
-            "[green]pass[/]" if record["passed"] else "[red]FAIL[/]",
-        )
+        wrong = "" if record["passed"] else f" [red]FAIL: not {record['expected']}[/]"
+        key = (record["stage"], record["source"], record["what"])
+        rows.setdefault(key, {})[record["precision"]] = record["found"] + wrong
+    for key, row in rows.items():
+        table.add_row(*key, *(row.get(precision, "") for precision in precisions))
+    return table
+
+
+def drift_table(parity: dict[str, Any]) -> Table:
+    """How far each precision's sampler is from the reference, at ten steps along the way."""
+    table = Table(title="The sampler's drift: relative L2 of x0_hat from float32 PyTorch")
+    table.add_column("precision")
+    steps = max(len(curve) for curve in parity["drift"].values())
+    shown = sorted({round(i * (steps - 1) / 9) for i in range(10)})
+    for step in shown:
+        table.add_column(f"step {step + 1}", justify="right")
+    for precision, curve in parity["drift"].items():
+        table.add_row(precision, *(_number(curve[s]) if s < len(curve) else "" for s in shown))
     return table
 
 

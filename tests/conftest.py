@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from engines.artifacts import build_artifacts
+from engines.artifacts import build_artifacts, export_artifacts
 from engines.compile.targets import parse_sms, profile
-from ldlm import LDLM, PRESETS
+from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 from ldlm.tokenizer import create
 
@@ -26,36 +24,39 @@ def small() -> LDLM:
 
 
 @pytest.fixture(scope="session")
-def small_checkpoint(small: LDLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoints") / "small"
-    small.save_checkpoint(folder)
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all of a run's worker processes see."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(small: LDLM, shared: Path) -> Path:
+    folder = shared / "checkpoints" / "small"
+    with files.locked(shared):
+        if not folder.exists():
+            small.save_checkpoint(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def small_artifacts(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_artifacts(small_checkpoint: Path, shared: Path) -> Path:
     """Graphs in fp32, fp16 and bf16 and their engines. Do not change them: see `own_artifacts`.
 
-    Two processes export into one folder at once, as users may.
+    Made once per run, whichever worker comes first.
     """
-    folder = tmp_path_factory.mktemp("artifacts") / "small"
-    code = "from engines.cli import main; main()"
-    command = [sys.executable, "-c", code, "export", str(small_checkpoint), "--out", str(folder)]
-    jobs = [
-        subprocess.Popen([*command, "--precision", precision], stderr=subprocess.PIPE)
-        for precision in ("fp32", "fp16,bf16")
-    ]
-    for job in jobs:
-        _, errors = job.communicate()
-        assert job.returncode == 0, errors.decode()
-    build_artifacts(
-        folder,
-        None,
-        parse_sms("all"),
-        profile(PRESETS["small"]),
-        skip_unsupported=True,
-        progress=lambda *_: None,
-    )
+    folder = shared / "artifacts" / "small"
+    with files.locked(shared):
+        if not folder.exists():
+            export_artifacts(small_checkpoint, folder, ["fp32", "fp16", "bf16"], lambda _: None)
+            build_artifacts(
+                folder,
+                None,
+                parse_sms("all"),
+                profile(PRESETS["small"]),
+                skip_unsupported=True,
+                progress=lambda *_: None,
+            )
     return folder
 
 

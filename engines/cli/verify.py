@@ -25,13 +25,18 @@ def command(
         bool,
         typer.Option("--self-test", help="Damage the graphs in every known way; see who notices."),
     ] = False,
+    sampler_steps: Annotated[
+        int,
+        typer.Option(help="Also sample with this many steps on every runtime; 0 leaves it out."),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print parity.json.")] = False,
 ) -> None:
     """Compare every graph with the reference model; exits with 1 if a gate fails."""
     manifest = manifests.load(folder)
+    from engines.proof.drift import drift
     from engines.proof.selftest import require_noticed, self_test
     from engines.proof.verify import verify
-    from engines.report import islands_table, parity_table, self_test_table
+    from engines.report import drift_table, islands_table, parity_table, self_test_table
     from engines.runtime.load import require_origin
     from ldlm.model import LDLM
 
@@ -43,6 +48,13 @@ def command(
         outcomes = (
             self_test(folder, manifest, model, chosen or exported, progress) if damage else []
         )
+        if sampler_steps:
+            lines, parity.drift = drift(
+                folder, manifest, model, chosen or exported,
+                steps=sampler_steps, length=min(16, manifest.config.n_positions),
+                progress=progress,
+            )  # fmt: skip
+            parity.lines += lines
     document = parity.save(folder, manifest)
     with manifests.updated(folder) as manifest:
         manifest.runs["verify"] = run
@@ -51,6 +63,8 @@ def command(
     else:
         out.print(islands_table(document))
         out.print(parity_table(document))
+        if document["drift"]:
+            out.print(drift_table(document))
         if outcomes:
             out.print(self_test_table(outcomes))
     parity.require_passed()

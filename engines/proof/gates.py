@@ -6,6 +6,12 @@ from __future__ import annotations
 # float32 rounding in another order stay near 1e-6; a tanh in place of an erf in GELU gives 1e-4.
 FORMULA_L2 = 1e-5
 
+# Stress weights amplify rounding: sharp attention turns on differences of large scores. There the
+# limit is FORMULA_L2 or this multiple of float32 PyTorch's own distance from float64, whichever is
+# larger: two float32 computations, each that far from the truth in its own direction, and a factor
+# of two for another order of summation.
+FLOAT64_RATIO = 4.0
+
 # A half precision may be this much worse than PyTorch's own autocast in that dtype.
 AUTOCAST_RATIO = 1.25
 
@@ -22,8 +28,8 @@ KL_RATIO = AUTOCAST_RATIO**2
 NEAR_TIE_FLOAT32 = 1e-4
 NEAR_TIE_HALF = 2 * AUTOCAST_RATIO
 
-# A sampler's latents after all steps, against float32 PyTorch on the same noise. Float32 runtimes
-# add their rounding at each step, and the loop does not amplify it.
+# A sampler's estimates over its steps, against float32 PyTorch on the same noise. Float32 runtimes
+# add their rounding at each step; the loop must not amplify it.
 DRIFT_FLOAT32 = 1e-4
 
 # (batch, length) of the proof: none is the export example, the smallest and uneven ones included.

@@ -53,11 +53,16 @@ def identity(entry: GraphEntry) -> str:
 
 @dataclass
 class Parity:
-    """All lines, the islands that were looked at, and the graphs that both speak of."""
+    """All lines, the islands that were looked at, and the graphs that both speak of.
+
+    Attributes:
+        drift: per precision, the sampler's distance from the reference at every step.
+    """
 
     lines: list[Line]
     graphs: dict[str, str]
     islands: list[dict[str, Any]] = field(default_factory=list)
+    drift: dict[str, list[float]] = field(default_factory=dict)
 
     def failures(self) -> list[Line]:
         """Lines whose gate does not hold."""
@@ -73,6 +78,7 @@ class Parity:
                 "graphs": self.graphs,
                 "lines": lines,
                 "islands": self.islands,
+                "drift": self.drift,
             }
         )
         return document
@@ -132,7 +138,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     text = files.read_text(path, ArtifactError, "proof")
     try:
         document: dict[str, Any] = json.loads(text)
-        known = {"passed", "graphs", "lines", "islands"} <= document.keys()
+        known = {"passed", "graphs", "lines", "islands", "drift"} <= document.keys()
     except (json.JSONDecodeError, AttributeError):
         known = False
     if not known:
@@ -155,6 +161,7 @@ def _keep_current(document: dict[str, Any], old: dict[str, Any], manifest: Manif
     }
     precisions = {key.partition("/")[0] for key in kept}
     document["graphs"].update(kept)
+    document["drift"].update({p: d for p, d in old["drift"].items() if p in precisions})
     for part in ("lines", "islands"):
         document[part] += [item for item in old[part] if item["precision"] in precisions]
     document["passed"] = all(x["passed"] for x in document["lines"] + document["islands"])

@@ -14,6 +14,7 @@ tokens      the ids file = argmax of the logits file, and = PyTorch's choice but
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import (
     AGREEMENT_RATIO,
     AUTOCAST_RATIO,
+    FLOAT64_RATIO,
     FORMULA_L2,
     KL_RATIO,
     NEAR_TIE_FLOAT32,
@@ -64,6 +66,7 @@ class Subject:
         paths: the graph to compare, and the token ids' graph under "ids", where there is one.
         weights: "given" or "stress", for the lines.
         inputs, expected: per case.
+        exact_limit: how far two float32 computations of the formula may be apart.
     """
 
     model: LDLM
@@ -73,6 +76,7 @@ class Subject:
     paths: Mapping[str, Path]
     inputs: Mapping[Case, tuple[Array, ...]]
     expected: Mapping[Case, Array]
+    exact_limit: float = FORMULA_L2
 
     def line(self, question: str, case: Case, distance: float | Comparison, limit: float) -> Line:
         """A line about this subject."""
@@ -92,7 +96,7 @@ def _float32(subject: Subject) -> Iterator[Line]:
     stage = OrtStage(subject.paths["graph"], subject.spec, subject.model.config)
     outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
     for case, got in outputs.items():
-        yield subject.line("graph", case, compare(got, subject.expected[case]), FORMULA_L2)
+        yield subject.line("graph", case, compare(got, subject.expected[case]), subject.exact_limit)
     if "ids" in subject.paths:
         ids = OrtStage(subject.paths["ids"], _ids_spec(), subject.model.config)
         for case, arrays in subject.inputs.items():
@@ -132,6 +136,23 @@ def _half(subject: Subject) -> Iterator[Line]:
         for case, arrays in subject.inputs.items():
             tie = NEAR_TIE_HALF * theirs.max_abs
             yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
+
+
+def float64_limit(
+    model: LDLM,
+    spec: StageSpec,
+    inputs: Mapping[Case, tuple[Array, ...]],
+    expected: Mapping[Case, Array],
+) -> float:
+    """What two float32 computations may be apart, from float32's own distance from float64."""
+    exact = copy.deepcopy(spec.build(model)).double()
+    with torch.inference_mode():
+        outputs = {
+            case: exact(*(torch.from_numpy(a).double() for a in arrays)).numpy()
+            for case, arrays in inputs.items()
+        }
+    errors = [compare(expected[case], outputs[case]).relative_l2 for case in inputs]
+    return max(FORMULA_L2, FLOAT64_RATIO * max(errors))
 
 
 def _pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
@@ -185,7 +206,7 @@ def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Line]:
         wide = OrtStage(path, subject.spec, subject.model.config)
         for case, arrays in subject.inputs.items():
             distance = _against(wide(*arrays), reference(*arrays))
-            yield subject.line("formula", case, distance, FORMULA_L2)
+            yield subject.line("formula", case, distance, subject.exact_limit)
 
 
 def rounding_off(path: Path, target: Path) -> Path:

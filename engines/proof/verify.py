@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engines.manifest import Manifest
@@ -10,7 +11,7 @@ from engines.proof import islands
 from engines.proof.gates import CASES
 from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Line, Parity, identity
-from engines.proof.stage import Case, Subject, prove
+from engines.proof.stage import Case, Subject, float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
@@ -75,7 +76,11 @@ def _prove(
         inputs = {case: stress_inputs(spec, arrays) for case, arrays in inputs.items()}
     expected = {case: reference(*arrays) for case, arrays in inputs.items()}
     roles = {"graph": paths[-1]} | ({"ids": paths[0]} if len(paths) > 1 else {})
-    return prove(Subject(model, spec, precision, kind, roles, inputs, expected))
+    subject = Subject(model, spec, precision, kind, roles, inputs, expected)
+    if kind == "stress":
+        limit = float64_limit(model, spec, inputs, expected)
+        subject = replace(subject, exact_limit=limit)
+    return prove(subject)
 
 
 def _stress(folder: Path, model: LDLM, precisions: list[str], progress: Progress) -> list[Line]:

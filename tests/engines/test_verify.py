@@ -74,25 +74,6 @@ def tanh_gelu(model: ir.Model) -> None:
     first(model, "Gelu").attributes["approximate"] = ir.AttrString("approximate", "tanh")
 
 
-def erf_gelu(model: ir.Model) -> None:
-    first(model, "Gelu").attributes["approximate"] = ir.AttrString("approximate", "none")
-
-
-def other_eps(model: ir.Model) -> None:
-    first(model, "LayerNormalization").attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-3)
-
-
-def no_softcap(model: ir.Model) -> None:
-    tanh = first(model, "Tanh")
-    ir.convenience.replace_all_uses_with(tanh.outputs[0], tanh.inputs[0])
-
-
-def other_cap(model: ir.Model) -> None:
-    divided = first(model, "Tanh").inputs[0].producer()
-    constant = divided.inputs[1].const_value.numpy()
-    divided.replace_input_with(1, _constant(model, constant * 1.25))
-
-
 def swapped_inputs(model: ir.Model) -> None:
     concat = first(model, "Concat")
     a, b = concat.inputs
@@ -100,26 +81,10 @@ def swapped_inputs(model: ir.Model) -> None:
     concat.replace_input_with(1, a)
 
 
-def _constant(model: ir.Model, array: object) -> ir.Value:
-    value = ir.Value(name="damage", const_value=ir.tensor(array, name="damage"))
-    model.graph.register_initializer(value)
-    return value
-
-
-def no_latent_std(model: ir.Model) -> None:
-    (z,) = model.graph.inputs
-    (node,) = [node for node, _ in z.uses() if node.op_type == "Mul"]
-    ir.convenience.replace_all_uses_with(node.outputs[0], z)
-
-
+# Two faults through the whole of verify; tests/engines/test_proof.py has all the others.
 DAMAGE: list[tuple[Callable[[ir.Model], None], str]] = [
     (tanh_gelu, "latent_decoder"),
-    (erf_gelu, "denoiser"),
-    (other_eps, "token_decoder_logits"),
-    (no_softcap, "latent_decoder"),
-    (other_cap, "latent_decoder"),
     (swapped_inputs, "denoiser"),
-    (no_latent_std, "latent_decoder"),
 ]
 
 
@@ -208,7 +173,7 @@ def test_parity_json_and_the_tables(parity: Parity, own_artifacts: Path) -> None
     assert summary_table(own_artifacts, manifest).row_count == 9
     # graph 3 x 3, formula and precision 2 x 3, file 3, tokens 3, kl 2
     assert parity_table(document).row_count == 9 + 12 + 3 + 3 + 2
-    assert islands_table(document).row_count == len(parity.islands)
+    assert islands_table(document).row_count == len(parity.islands) / 3
     assert parity_summary(manifest, "fp16", "token_decoder", document)[2] == "[green]pass[/]"
     # A proof of other files than the present ones is no proof.
     document["graphs"]["fp16/token_decoder"] = "0" * 64

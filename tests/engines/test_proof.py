@@ -1,0 +1,182 @@
+"""The proof as a whole: stress weights, islands switched off, damaged graphs, the sampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from engines import OrtStage, compare
+from engines import manifest as manifests
+from engines.proof import islands
+from engines.proof.damage import DAMAGES
+from engines.proof.drift import drift
+from engines.proof.evaluator import EvaluatorStage
+from engines.proof.gates import AUTOCAST_RATIO
+from engines.proof.half import HalfProducts
+from engines.proof.inputs import stage_inputs
+from engines.proof.selftest import Outcome, require_noticed, self_test
+from engines.proof.stress import CHANNELS, stress_inputs, stressed
+from engines.runtime.torch_stage import TorchStage
+from export import export_stage, precision
+from export.stages import stage
+from ldlm import LDLM
+from ldlm.errors import ConfigError, ParityError
+
+PRECISIONS = ["fp32", "fp16", "bf16"]
+
+
+@pytest.fixture(scope="module")
+def tough(small: LDLM) -> LDLM:
+    return stressed(small)
+
+
+def test_stress_weights_have_what_trained_ones_have(small: LDLM, tough: LDLM) -> None:
+    """Outliers of 1e3 whose squares pass 65504, scores at the cap, gains away from 1."""
+    seen: dict[str, torch.Tensor] = {}
+    tough.denoiser.final_norm.register_forward_pre_hook(lambda _, x: seen.update(stream=x[0]))
+    softmax = tough.latent_decoder.blocks[0].attention.attend.softmax
+    softmax.register_forward_pre_hook(lambda _, x: seen.update(scores=x[0]))
+    for name in ("denoiser", "latent_decoder"):
+        TorchStage(tough, stage(name))(*stage_inputs(stage(name), tough.config, 2, 17))
+    outliers = seen["stream"][..., list(CHANNELS)].abs()
+    assert outliers.min() > 500
+    assert (outliers.double() ** 2).min() > 65504
+    assert seen["scores"].abs().max() / tough.config.d_head**0.5 > tough.config.softcap
+    assert (tough.denoiser.blocks[0].norm1.weight - 1).abs().median() > 1
+    (h_hat,) = stress_inputs(stage("token_decoder"), (np.zeros((1, 2, 128), np.float32),))
+    assert np.abs(h_hat).max() == 1000
+    assert torch.equal(small.denoiser.input.bias, stressed(small).denoiser.input.bias) is False
+
+
+@pytest.mark.parametrize(
+    ("name", "island"),
+    [
+        ("denoiser", "layer_norm"),
+        ("latent_decoder", "layer_norm"),
+        ("latent_decoder", "rms_norm"),
+        ("token_decoder_logits", "layer_norm"),
+    ],
+)
+def test_fp16_without_its_island_breaks_on_stress_weights(
+    tough: LDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, island: str
+) -> None:
+    """Case 3: an fp16 norm that overflows is noticed on a machine without a GPU."""
+    spec = stage(name)
+    arrays = stress_inputs(spec, stage_inputs(spec, tough.config, 3, 64))
+    expected = TorchStage(tough, spec)(*arrays)
+    with HalfProducts(torch.float16):
+        autocast = compare(TorchStage(tough, spec)(*arrays), expected)
+    limit = AUTOCAST_RATIO * autocast.relative_l2
+    rules = precision.without_islands(precision.POLICIES["fp16"], [island])
+    monkeypatch.setitem(precision.POLICIES, "experiment", rules)
+    graph = export_stage(tough, name, "experiment", tmp_path)[-1]
+    found = compare(EvaluatorStage(graph.path, spec)(*arrays), expected)
+    assert found.non_finite or found.relative_l2 > 10 * limit
+    hidden = compare(OrtStage(graph.path, spec, tough.config)(*arrays), expected)
+    assert hidden.relative_l2 < 0.1 * found.relative_l2  # the CPU provider hides it
+
+
+def test_islands_have_names() -> None:
+    with pytest.raises(ConfigError, match="layer_norm"):
+        precision.without_islands(precision.POLICIES["fp16"], ["layernorm"])
+    off = precision.without_islands(precision.POLICIES["bf16"], precision.ISLANDS)
+    assert {rule.dtype for rule in off} == {"bfloat16"}
+
+
+def test_every_stage_is_within_its_gate_on_stress_weights(
+    small: LDLM, small_artifacts: Path
+) -> None:
+    from engines.proof.parity import Parity
+    from engines.proof.verify import _stress
+
+    tough = _stress(small_artifacts, small, ["fp16"], lambda _: None)
+    Parity(tough, {}).require_passed()
+    assert {line.weights for line in tough} == {"stress"}
+    assert {line.stage for line in tough} == {
+        "denoiser", "latent_decoder", "token_decoder_logits",
+    }  # fmt: skip
+    assert {"formula", "graph", "precision", "kl", "tokens"} <= {line.question for line in tough}
+
+
+@pytest.fixture(scope="module")
+def outcomes(small: LDLM, small_artifacts: Path) -> list[Outcome]:
+    return self_test(small_artifacts, manifests.load(small_artifacts), small, PRECISIONS)
+
+
+def test_every_damage_is_noticed_in_every_precision(outcomes: list[Outcome]) -> None:
+    """100 %: a damaged graph that passes is a failure of the proof."""
+    assert len(outcomes) == len(DAMAGES) * len(PRECISIONS)
+    assert all(outcome.noticed_by for outcome in outcomes)
+    require_noticed(outcomes)
+    by = {question for outcome in outcomes for question in outcome.noticed_by}
+    assert by == {"checks", "islands", "graph", "formula"}  # none of the questions is idle
+
+
+def test_a_damage_that_passes_is_a_failure(outcomes: list[Outcome]) -> None:
+    missed = Outcome("nothing done", "denoiser", "fp16", ())
+    with pytest.raises(ParityError, match="nothing done"):
+        require_noticed([*outcomes, missed])
+
+
+def test_the_self_test_leaves_no_file(small_artifacts: Path, outcomes: list[Outcome]) -> None:
+    assert outcomes
+    assert not list(small_artifacts.rglob(".partial*"))
+
+
+def test_a_cast_turned_to_half_by_a_converter_is_seen(
+    small_artifacts: Path, tmp_path: Path
+) -> None:
+    """Case 2: the island's inner cast to float16, as a well-known converter does."""
+    spec, rules = stage("denoiser"), precision.POLICIES["fp16"]
+    good = small_artifacts / "onnx" / "fp16" / "denoiser.onnx"
+    assert all(record["passed"] for record in islands.look(good, spec, "fp16", rules))
+    model = ir.load(good)
+    next(d for d in DAMAGES if d.name == "LayerNorm in half" and d.stage == "denoiser").apply(model)
+    ir.save(model, tmp_path / "denoiser.onnx", external_data="denoiser.onnx.data")
+    records = islands.look(tmp_path / "denoiser.onnx", spec, "fp16", rules)
+    failed = {record["source"] for record in records if not record["passed"]}
+    assert failed == {"onnx", "tensorrt"}  # TensorRT's own network says so too
+
+
+def test_greedy_tokens_hide_a_missing_gate(
+    small: LDLM, small_artifacts: Path, tmp_path: Path
+) -> None:
+    """Case 6: token agreement alone passes what the logits show."""
+    spec = stage("token_decoder_logits")
+    model = ir.load(small_artifacts / "onnx" / "fp32" / "token_decoder_logits.onnx")
+    for value in model.graph.initializers.values():
+        if value.const_value is not None and value.const_value.shape == (128, 259):
+            array = value.const_value.numpy() * np.float32(1.5)
+            value.const_value = ir.tensor(array, name=value.name)
+    ir.save(model, tmp_path / "x.onnx", external_data="x.onnx.data")
+    arrays = stage_inputs(spec, small.config, 2, 17)
+    got, expected = (
+        OrtStage(tmp_path / "x.onnx", spec, small.config)(*arrays),
+        TorchStage(small, spec)(*arrays),
+    )
+    assert np.array_equal(got.argmax(-1), expected.argmax(-1))
+    assert compare(got, expected).relative_l2 > 0.1
+
+
+def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts: Path) -> None:
+    manifest = manifests.load(small_artifacts)
+    lines, curves = drift(small_artifacts, manifest, small, ["fp32", "fp16"], steps=1024, length=8)
+    assert all(line.passed for line in lines)
+    assert {name: len(curve) for name, curve in curves.items()} == {"fp32": 1024, "fp16": 1024}
+    assert 1e-5 < np.mean(curves["fp16"]) < 1e-2  # it rounds, and does not run away
+    assert max(curves["fp32"]) < 1e-5
+
+
+def test_no_behaviour_in_asserts() -> None:
+    """Case 5: `python -O` removes asserts; the packages have none."""
+    import ast
+
+    root = Path(__file__).parents[2]
+    for package in ("ldlm", "export", "engines"):
+        for path in (root / package).rglob("*.py"):
+            tree = ast.parse(path.read_text("utf-8"))
+            assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree)), path
