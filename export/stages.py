@@ -6,7 +6,7 @@ derived from these tables. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ldlm.config import LDLMConfig
 from ldlm.errors import ConfigError, StageInputError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import nn
 
     from ldlm.model import LDLM
@@ -155,6 +156,24 @@ def graph_ranges(config: LDLMConfig) -> dict[str, AxisRange]:
         BATCH: AxisRange(1, 1, MAX_BATCH),
         LENGTH: AxisRange(1, min(256, config.n_positions), config.n_positions),
     }
+
+
+def checked_feeds(
+    spec: StageSpec,
+    config: LDLMConfig,
+    ranges: Mapping[str, AxisRange],
+    inputs: Sequence[NDArray[Any]],
+) -> dict[str, NDArray[Any]]:
+    """Arrays in the spec's order, by their names, after `check_inputs`.
+
+    Raises:
+        StageInputError: naming the first input that does not fit.
+    """
+    names = [tensor.name for tensor in spec.inputs]
+    feeds = dict(zip(names, inputs, strict=False)) if len(inputs) == len(names) else {}
+    found = {name: (array.dtype.name, array.shape) for name, array in feeds.items()}
+    check_inputs(spec, config, ranges, found)
+    return feeds
 
 
 def check_inputs(

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from engines.manifest import Manifest
-from export.stages import AxisRange, StageSpec, check_inputs, graph_ranges, stage
+from export.stages import AxisRange, StageSpec, checked_feeds, graph_ranges, stage
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, ProviderError
 
@@ -79,14 +79,7 @@ class OrtStage:
         Raises:
             StageInputError: an input has the wrong dtype or shape, or a size outside the range.
         """
-        names = [tensor.name for tensor in self.spec.inputs]
-        feeds = dict(zip(names, inputs, strict=False)) if len(inputs) == len(names) else {}
-        check_inputs(
-            self.spec,
-            self.config,
-            self.ranges,
-            {name: (array.dtype.name, array.shape) for name, array in feeds.items()},
-        )
+        feeds = checked_feeds(self.spec, self.config, self.ranges, inputs)
         output: Array = self._session.run(self._outputs, feeds)[0]
         return output
 

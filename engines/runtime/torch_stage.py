@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from export.stages import StageSpec, check_inputs, graph_ranges
+from export.stages import StageSpec, checked_feeds, graph_ranges
 from ldlm.model import LDLM
 
 
@@ -32,10 +32,7 @@ class TorchStage:
         Raises:
             StageInputError: an input has the wrong dtype or shape, or a size outside the range.
         """
-        names = [tensor.name for tensor in self.spec.inputs]
-        feeds = dict(zip(names, inputs, strict=False)) if len(inputs) == len(names) else {}
-        found = {name: (array.dtype.name, array.shape) for name, array in feeds.items()}
-        check_inputs(self.spec, self.config, graph_ranges(self.config), found)
+        checked_feeds(self.spec, self.config, graph_ranges(self.config), inputs)
         with torch.inference_mode():
             output: NDArray[np.float32] = self.module(*map(torch.from_numpy, inputs)).numpy()
         return output
