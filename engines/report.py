@@ -10,10 +10,10 @@ from rich.table import Table
 
 from engines.manifest import Manifest
 from engines.proof.parity import is_current, read
+from engines.proof.tables import number, share_of_limit
 from export.stages import DEPLOYED, STAGES
 
 if TYPE_CHECKING:
-    from engines.proof.selftest import Outcome
     from ldlm.account import Line
 
 MB = 1e6
@@ -105,111 +105,7 @@ def parity_summary(
     lines += [i for i in parity["islands"] if i["precision"] == precision and i["stage"] in stages]
     asked = "graph" if precision == "fp32" else "precision"
     distances = [ln for ln in lines if ln.get("question") == asked and ln["weights"] == "given"]
-    worst = max(distances, key=_share_of_limit)
+    worst = max(distances, key=share_of_limit)
     failed = [ln for ln in lines if not ln["passed"]]
     verdict = f"[red]{len(failed)} of {len(lines)} fail[/]" if failed else "[green]pass[/]"
-    return _number(worst["distance"]), _number(worst["limit"]), verdict
-
-
-def _share_of_limit(line: dict[str, Any]) -> float:
-    """How much of its limit a line uses; what is not finite is the worst."""
-    if line["distance"] is None or line["limit"] is None:
-        return float("inf")
-    return float(line["distance"] / line["limit"] if line["limit"] else line["distance"])
-
-
-def parity_table(parity: dict[str, Any]) -> Table:
-    """Every question per stage and precision: its worst case and the verdict."""
-    table = Table(
-        title="Parity against PyTorch",
-        caption=(
-            "graph: file = model of the same policy.  formula: file without rounding = model.\n"
-            "precision: file against float32, held to 1.25 x autocast.  file: in ONNX Runtime.\n"
-            "kl: of the softmax, held to autocast's.  tokens: share that differs and is no near-tie"
-        ),
-    )
-    for column in (
-        "stage",
-        "precision",
-        "weights",
-        "question",
-        "cases",
-        "worst at",
-        "distance",
-        "limit",
-        "max abs",
-        "cosine",
-        "verdict",
-    ):
-        table.add_column(
-            column, justify="left" if column in ("stage", "weights", "question") else "right"
-        )
-    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
-    for line in parity["lines"]:
-        key = (line["stage"], line["precision"], line["weights"], line["question"])
-        groups.setdefault(key, []).append(line)
-    for (stage, precision, weights, question), lines in groups.items():
-        worst = max(lines, key=_share_of_limit)
-        detail = worst["detail"] or {}
-        table.add_row(
-            stage,
-            precision,
-            weights,
-            question,
-            str(len(lines)),
-            f"{worst['batch']} x {worst['length']}" if worst["batch"] else "all",
-            _number(worst["distance"]),
-            _number(worst["limit"]),
-            _number(detail.get("max_abs")) if detail else "",
-            "" if not detail else f"{detail['cosine']:.7f}",
-            "[green]pass[/]" if all(ln["passed"] for ln in lines) else "[red]FAIL[/]",
-        )
-    return table
-
-
-def islands_table(parity: dict[str, Any]) -> Table:
-    """The dtypes that were found in the files and in TensorRT's networks of them."""
-    table = Table(title="Islands, from the ONNX file and from TensorRT's network of it")
-    precisions = list(dict.fromkeys(record["precision"] for record in parity["islands"]))
-    for column in ("stage", "source", "layer", *precisions):
-        table.add_column(column)
-    rows: dict[tuple[str, str, str], dict[str, str]] = {}
-    for record in parity["islands"]:
-        wrong = "" if record["passed"] else f" [red]FAIL: not {record['expected']}[/]"
-        key = (record["stage"], record["source"], record["what"])
-        rows.setdefault(key, {})[record["precision"]] = record["found"] + wrong
-    for key, row in rows.items():
-        table.add_row(*key, *(row.get(precision, "") for precision in precisions))
-    return table
-
-
-def drift_table(parity: dict[str, Any]) -> Table:
-    """How far each precision's sampler is from the reference, at ten steps along the way."""
-    table = Table(title="The sampler's drift: relative L2 of x0_hat from float32 PyTorch")
-    table.add_column("precision")
-    steps = max(len(curve) for curve in parity["drift"].values())
-    shown = sorted({round(i * (steps - 1) / 9) for i in range(10)})
-    for step in shown:
-        table.add_column(f"step {step + 1}", justify="right")
-    for precision, curve in parity["drift"].items():
-        table.add_row(precision, *(_number(curve[s]) if s < len(curve) else "" for s in shown))
-    return table
-
-
-def self_test_table(outcomes: Iterable[Outcome]) -> Table:
-    """Every damage, and the questions that noticed it per precision."""
-    table = Table(title="Would we notice? Damaged graphs, and the questions that noticed")
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for outcome in outcomes:
-        noticed = ", ".join(outcome.noticed_by) or "[red]NOBODY[/]"
-        rows.setdefault((outcome.stage, outcome.damage), {})[outcome.precision] = noticed
-    precisions = list(dict.fromkeys(p for row in rows.values() for p in row))
-    for column in ("stage", "damage", *precisions):
-        table.add_column(column)
-    for (stage, damage), row in rows.items():
-        table.add_row(stage, damage, *(row.get(p, "") for p in precisions))
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "NaN" if value is None else f"{value:.2g}"
+    return number(worst["distance"]), number(worst["limit"]), verdict

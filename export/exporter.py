@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
     Args:
         model: float32, in eval mode, on the CPU.
         name: a stage of `export.stages.STAGES`.
-        precision_name: a policy of `export.precision.POLICIES`.
+        precision_name: a policy, see `export.precision.policy`.
         folder: where `<stage>.onnx` and `<stage>.onnx.data` go.
 
     Returns:
@@ -75,7 +75,7 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
     with files.staging_folder(folder) as staging:
         data = f"{weights}.onnx.data"
         path = staging / f"{traced.name}.onnx"
-        _save(_trace(module, traced, model.config), path, data)
+        _save(trace(module, traced, model.config), path, data)
         for spec in specs[:-1]:
             _derive(path, staging / f"{spec.name}.onnx", spec)
         evidence = [
@@ -106,8 +106,19 @@ def example_inputs(spec: StageSpec, config: LDLMConfig) -> tuple[Tensor, ...]:
     )
 
 
-def _trace(module: nn.Module, spec: StageSpec, config: LDLMConfig) -> ir.Model:
-    """torch.export with the stage's dynamic axes, then translation to ONNX."""
+def trace(
+    module: nn.Module, spec: StageSpec, config: LDLMConfig, extra: Sequence[str] = ()
+) -> ir.Model:
+    """torch.export with the stage's dynamic axes, then translation to ONNX.
+
+    Args:
+        module: the stage's module, a precision policy applied.
+        spec, config: its inputs, outputs and sizes.
+        extra: names of what the module returns after the stage's outputs; see `export.taps`.
+
+    Raises:
+        ExportError: torch cannot export it.
+    """
     ranges = graph_ranges(config)
     dims = {axis: torch.export.Dim(axis, min=r.min, max=r.max) for axis, r in ranges.items()}
     dynamic_shapes = tuple(
@@ -125,7 +136,7 @@ def _trace(module: nn.Module, spec: StageSpec, config: LDLMConfig) -> ir.Model:
                 opset_version=OPSET,
                 dynamic_shapes=dynamic_shapes,
                 input_names=[tensor.name for tensor in spec.inputs],
-                output_names=[tensor.name for tensor in spec.outputs],
+                output_names=[*(tensor.name for tensor in spec.outputs), *extra],
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:

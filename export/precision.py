@@ -66,15 +66,37 @@ ISLANDS = (
 )
 
 
+# Between a policy's name and those of the islands that an experiment switches off.
+WITHOUT = "-without-"
+
+
 def policy(name: str) -> tuple[Rule, ...]:
-    """Look a policy up by name.
+    """Look a policy up by name: one of `POLICIES`, or what `experiment` makes of it.
 
     Raises:
         ConfigError: there is none of this name.
     """
-    if name not in POLICIES:
+    base, without, islands = name.partition(WITHOUT)
+    if base not in POLICIES:
         raise ConfigError("no such precision", expected=" or ".join(POLICIES), got=name)
-    return POLICIES[name]
+    return without_islands(POLICIES[base], islands.split("+")) if without else POLICIES[base]
+
+
+def experiment(name: str, islands: Sequence[str]) -> str:
+    """The name of a policy with islands switched off, such as `fp16-without-rms_norm`.
+
+    Raises:
+        ConfigError: there is no such policy, or an island is not one of its.
+    """
+    if not islands:
+        return name
+    without_islands(policy(name), islands)
+    return name + WITHOUT + "+".join(island for island in ISLANDS if island in islands)
+
+
+def islands_of(stage: str, rules: tuple[Rule, ...]) -> list[str]:
+    """The islands that a policy gives to a stage."""
+    return [rule.what for rule in rules if rule.what in ISLANDS and rule.applies(stage)]
 
 
 def half_dtype(rules: tuple[Rule, ...]) -> str:
@@ -86,11 +108,14 @@ def without_islands(rules: tuple[Rule, ...], names: Sequence[str]) -> tuple[Rule
     """A policy in which the named islands are computed in half: for experiments only.
 
     Raises:
-        ConfigError: there is no island of a name.
+        ConfigError: the policy has no island of a name.
     """
+    known = {rule.what for rule in rules}
     for name in names:
         if name not in ISLANDS:
             raise ConfigError("no such island", expected=", ".join(ISLANDS), got=name)
+        if name not in known:
+            raise ConfigError("float32 throughout has no island to switch off", got=name)
     dtype = half_dtype(rules)
     return tuple(
         replace(rule, dtype=dtype, reason="switched off for an experiment")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ldlm.config import LDLMConfig
-from ldlm.layers import Island, Linear, Module, RMSNorm, no_autocast, rotate, softcap
+from ldlm.layers import Island, Linear, Module, RMSNorm, Softcap, no_autocast, rotate
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -46,14 +46,13 @@ class CappedSoftmax(Island):
 
     def __init__(self, cap: float, d_head: int) -> None:
         super().__init__()
-        self.cap = cap
-        self.d_head = d_head
+        self.softcap = Softcap(cap, d_head)
 
     def forward(self, S: Tensor) -> Tensor:
         """S [B, H, T, n_keys] -> A of the same shape."""
         S = self.enter(S)
         with no_autocast(S):
-            return torch.softmax(softcap(S, self.cap, self.d_head), dim=-1)
+            return torch.softmax(self.softcap(S), dim=-1)
 
 
 class CappedAttention(Island):

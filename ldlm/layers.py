@@ -152,6 +152,18 @@ def softcap(scores: Tensor, cap: float, d_head: int) -> Tensor:
     return cap * torch.tanh(scores / (cap * d_head**0.5))
 
 
+class Softcap(Module):
+    """`softcap` with its constants, as a module: F has a name, like every other intermediate."""
+
+    def __init__(self, cap: float, d_head: int) -> None:
+        super().__init__()
+        self.cap = cap
+        self.d_head = d_head
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return softcap(scores, self.cap, self.d_head)
+
+
 class Residual(Island):
     """x <- x + update, or x + gate * update: the stream that every block adds to.
 

@@ -25,6 +25,12 @@ def command(
         bool,
         typer.Option("--self-test", help="Damage the graphs in every known way; see who notices."),
     ] = False,
+    taps: Annotated[
+        bool, typer.Option("--taps", help="Also compare every equation of every block.")
+    ] = False,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Also measure the stages without their islands.")
+    ] = False,
     sampler_steps: Annotated[
         int,
         typer.Option(help="Also sample with this many steps on every runtime; 0 leaves it out."),
@@ -33,39 +39,23 @@ def command(
 ) -> None:
     """Compare every graph with the reference model; exits with 1 if a gate fails."""
     manifest = manifests.load(folder)
-    from engines.proof.drift import drift
-    from engines.proof.selftest import require_noticed, self_test
-    from engines.proof.verify import verify
-    from engines.report import drift_table, islands_table, parity_table, self_test_table
+    from engines.proof.tables import tables
+    from engines.proof.verify import Extra, verify
     from engines.runtime.load import require_origin
     from ldlm.model import LDLM
 
-    chosen = precisions(precision) if precision is not None else None
+    exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
+    chosen = precisions(precision) if precision is not None else exported
+    extra = Extra(stress, damage, taps, ablate, sampler_steps)
     with measured("verify") as run, spinner() as progress:
         model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
-        exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
-        parity = verify(folder, manifest, model, chosen or exported, progress, stress=stress)
-        outcomes = (
-            self_test(folder, manifest, model, chosen or exported, progress) if damage else []
-        )
-        if sampler_steps:
-            lines, parity.drift = drift(
-                folder, manifest, model, chosen or exported,
-                steps=sampler_steps, length=min(16, manifest.config.n_positions),
-                progress=progress,
-            )  # fmt: skip
-            parity.lines += lines
+        parity = verify(folder, manifest, model, chosen, progress, extra)
     document = parity.save(folder, manifest)
     with manifests.updated(folder) as manifest:
         manifest.runs["verify"] = run
     if as_json:
         out.print_json(json.dumps(document))
     else:
-        out.print(islands_table(document))
-        out.print(parity_table(document))
-        if document["drift"]:
-            out.print(drift_table(document))
-        if outcomes:
-            out.print(self_test_table(outcomes))
+        for table in tables(document):
+            out.print(table)
     parity.require_passed()
-    require_noticed(outcomes)

@@ -32,5 +32,9 @@ NEAR_TIE_HALF = 2 * AUTOCAST_RATIO
 # add their rounding at each step; the loop must not amplify it.
 DRIFT_FLOAT32 = 1e-4
 
+# An intermediate stands out when its error is this many times that of every one before it. A
+# softmax of large scores multiplies rounding by 4; another formula or a swap gives 1e-2 and more.
+STANDS_OUT = 10.0
+
 # (batch, length) of the proof: none is the export example, the smallest and uneven ones included.
 CASES: tuple[tuple[int, int], ...] = ((1, 1), (1, 17), (1, 128), (3, 1), (3, 17), (3, 128))

@@ -15,6 +15,10 @@ from engines.proof.compare import Comparison
 from ldlm import files
 from ldlm.errors import ArtifactError, ParityError
 
+# Lists of records that name their precision; those that can fail.
+PARTS = ("lines", "islands", "taps", "self_test", "ablation")
+GATED = ("lines", "islands", "self_test")
+
 
 @dataclass(frozen=True)
 class Line:
@@ -27,6 +31,7 @@ class Line:
         distance: what was measured; relative L2 unless the question says otherwise.
         limit: what the gate allows.
         detail: all distances, where arrays were compared.
+        tensor: the intermediate it speaks of, where it is not the stage's output.
     """
 
     stage: str
@@ -38,12 +43,18 @@ class Line:
     distance: float
     limit: float
     detail: Comparison | None = None
+    tensor: str | None = None
 
     @property
     def passed(self) -> bool:
         """Whether the gate holds. What is not finite fails, and so does a limit that is not."""
         finite = math.isfinite(self.distance) and math.isfinite(self.limit)
         return finite and self.distance <= self.limit
+
+    def where(self) -> str:
+        """The tensor and the case, for messages."""
+        case = f"batch {self.batch}, length {self.length}" if self.batch else "all cases"
+        return f"{self.tensor} at {case}" if self.tensor else case
 
 
 def identity(entry: GraphEntry) -> str:
@@ -57,12 +68,16 @@ class Parity:
 
     Attributes:
         drift: per precision, the sampler's distance from the reference at every step.
+        taps, self_test, ablation: records of what was asked besides; see `engines.proof.verify`.
     """
 
     lines: list[Line]
     graphs: dict[str, str]
     islands: list[dict[str, Any]] = field(default_factory=list)
     drift: dict[str, list[float]] = field(default_factory=dict)
+    taps: list[dict[str, Any]] = field(default_factory=list)
+    self_test: list[dict[str, Any]] = field(default_factory=list)
+    ablation: list[dict[str, Any]] = field(default_factory=list)
 
     def failures(self) -> list[Line]:
         """Lines whose gate does not hold."""
@@ -71,16 +86,19 @@ class Parity:
     def document(self) -> dict[str, Any]:
         """The content of parity.json. JSON has no infinity: what is not finite is null."""
         lines = [{**dataclasses.asdict(line), "passed": line.passed} for line in self.lines]
-        islands_hold = all(island["passed"] for island in self.islands)
         document: dict[str, Any] = _finite(
             {
-                "passed": not self.failures() and islands_hold,
+                "passed": True,
                 "graphs": self.graphs,
                 "lines": lines,
                 "islands": self.islands,
                 "drift": self.drift,
+                "taps": self.taps,
+                "self_test": self.self_test,
+                "ablation": self.ablation,
             }
         )
+        document["passed"] = _passed(document)
         return document
 
     def save(self, folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -99,7 +117,7 @@ class Parity:
         return document
 
     def require_passed(self) -> None:
-        """Fail on the first gate that does not hold.
+        """Fail on the first gate that does not hold, or on a damage that nobody noticed.
 
         Raises:
             ParityError: naming it.
@@ -110,7 +128,7 @@ class Parity:
                 f"{len(self.failures())} of {len(self.lines)} parity lines fail; the first is "
                 f"'{line.question}' in {line.precision} on {line.weights} weights",
                 stage=line.stage,
-                tensor=f"batch {line.batch}, length {line.length}" if line.batch else "all cases",
+                tensor=line.where(),
                 expected="PyTorch's autocast to be finite" if overflow else f"<= {line.limit:.3g}",
                 got="an overflow in it" if overflow else f"{line.distance:.3g}",
                 remedy="use bf16 or fp32 for this checkpoint" if overflow else f"see {PARITY}",
@@ -124,6 +142,13 @@ class Parity:
                     expected=island["expected"],
                     got=island["found"],
                 )
+        missed = [outcome for outcome in self.self_test if not outcome["passed"]]
+        if missed:
+            raise ParityError(
+                f"{len(missed)} of {len(self.self_test)} damaged graphs pass unnoticed; the first "
+                f"is '{missed[0]['damage']}' in {missed[0]['precision']}",
+                stage=missed[0]["stage"],
+            )
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -138,7 +163,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     text = files.read_text(path, ArtifactError, "proof")
     try:
         document: dict[str, Any] = json.loads(text)
-        known = {"passed", "graphs", "lines", "islands", "drift"} <= document.keys()
+        known = {"passed", "graphs", "drift", *PARTS} <= document.keys()
     except (json.JSONDecodeError, AttributeError):
         known = False
     if not known:
@@ -162,9 +187,13 @@ def _keep_current(document: dict[str, Any], old: dict[str, Any], manifest: Manif
     precisions = {key.partition("/")[0] for key in kept}
     document["graphs"].update(kept)
     document["drift"].update({p: d for p, d in old["drift"].items() if p in precisions})
-    for part in ("lines", "islands"):
+    for part in PARTS:
         document[part] += [item for item in old[part] if item["precision"] in precisions]
-    document["passed"] = all(x["passed"] for x in document["lines"] + document["islands"])
+    document["passed"] = _passed(document)
+
+
+def _passed(document: dict[str, Any]) -> bool:
+    return all(item["passed"] for part in GATED for item in document[part])
 
 
 def _finite(value: Any) -> Any:

@@ -54,8 +54,8 @@ Case = tuple[int, int]
 # In a line, in place of a case: measured over all of them together.
 ALL: Case = (0, 0)
 
-# What ONNX Runtime's CPU provider can load; it has no bf16 products.
-ORT_PRECISIONS = ("fp32", "fp16")
+# Half dtypes that ONNX Runtime's CPU provider can load; it has no bf16 products.
+ORT_HALF = ("float16",)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _half(subject: Subject) -> Iterator[Line]:
     yield subject.line("graph", ALL, _pooled(outputs, same_policy), AGREEMENT_RATIO * error)
     limit = AUTOCAST_RATIO * error
     yield subject.line("precision", ALL, _pooled(outputs, subject.expected), limit)
-    if subject.precision in ORT_PRECISIONS:
+    if policies.half_dtype(rules) in ORT_HALF:
         stage = OrtStage(subject.paths["graph"], spec, model.config)
         file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
         yield subject.line("file", ALL, _pooled(file, subject.expected), limit)
@@ -157,7 +157,7 @@ def float64_limit(
 
 def _pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
     """One distance over all cases: a handful of values at length 1 is no measure of rounding."""
-    return _against(*(np.concatenate([x[c].ravel() for c in reference]) for x in (got, reference)))
+    return against(*(np.concatenate([x[c].ravel() for c in reference]) for x in (got, reference)))
 
 
 def autocast_outputs(subject: Subject, dtype: torch.dtype) -> dict[Case, Array]:
@@ -205,7 +205,7 @@ def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Line]:
         path = rounding_off(subject.paths["graph"], staging / "wide.onnx")
         wide = OrtStage(path, subject.spec, subject.model.config)
         for case, arrays in subject.inputs.items():
-            distance = _against(wide(*arrays), reference(*arrays))
+            distance = against(wide(*arrays), reference(*arrays))
             yield subject.line("formula", case, distance, subject.exact_limit)
 
 
@@ -217,6 +217,15 @@ def rounding_off(path: Path, target: Path) -> Path:
     """
     graph = ir.load(path)
     widen(graph)
+    return save_graph(graph, target)
+
+
+def save_graph(graph: ir.Model, target: Path) -> Path:
+    """Write a graph with its weights beside it.
+
+    Raises:
+        DiskSpaceError: the disk is full.
+    """
     constants = (value.const_value for value in graph.graph.initializers.values())
     files.require_space(target, sum(c.nbytes for c in constants if c is not None) + (1 << 20))
     with files.disk_errors(target):
@@ -224,7 +233,7 @@ def rounding_off(path: Path, target: Path) -> Path:
     return target
 
 
-def _against(got: Array, reference: Array) -> Comparison:
+def against(got: Array, reference: Array) -> Comparison:
     """`compare`, where the reference may be what overflows."""
     if np.all(np.isfinite(reference)):
         return compare(got, reference)

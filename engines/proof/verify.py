@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.manifest import Manifest
-from engines.proof import islands
+from engines.proof import islands, taps
+from engines.proof.ablate import ablate
+from engines.proof.drift import drift
 from engines.proof.gates import CASES
 from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Line, Parity, identity
+from engines.proof.selftest import self_test
 from engines.proof.stage import Case, Subject, float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
 from engines.runtime.torch_stage import TorchStage
@@ -26,14 +30,35 @@ Progress = Callable[[str], None]
 STRESS_CASES: tuple[Case, ...] = ((1, 17), (3, 128))
 
 
+SAMPLER_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What can be asked beyond the comparison of every graph.
+
+    Attributes:
+        stress: also export a stressed copy of the checkpoint, and prove that.
+        self_test: damage the graphs in every known way, and see who notices.
+        taps: compare every equation's intermediate.
+        ablate: measure every stage with each of its islands switched off.
+        sampler_steps: also sample with this many steps on every runtime; 0 leaves it out.
+    """
+
+    stress: bool = False
+    self_test: bool = False
+    taps: bool = False
+    ablate: bool = False
+    sampler_steps: int = 0
+
+
 def verify(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
     precisions: list[str],
     progress: Progress = lambda _: None,
-    *,
-    stress: bool = False,
+    extra: Extra = Extra(),
 ) -> Parity:
     """Compare every graph of the given precisions with the reference model.
 
@@ -42,10 +67,11 @@ def verify(
         model: the checkpoint they were made from, float32.
         precisions: which of the exported precisions.
         progress: told what is being done.
-        stress: also export a stressed copy of the checkpoint, and prove that.
+        extra: what else to ask.
 
     Raises:
         ArtifactError: a graph was not exported, or its files have changed.
+        GraphCheckError: a file has other operators than the model exports to (taps).
     """
     parity = Parity([], {})
     for weights in DEPLOYED:
@@ -60,9 +86,31 @@ def verify(
             parity.lines += _prove(model, weights, name, paths, _cases(model, CASES), "given")
             for path, spec in zip(paths, specs, strict=True):
                 parity.islands += islands.look(path, spec, name, policies.policy(name))
-    if stress:
+    if extra.stress:
         parity.lines += _stress(folder, model, precisions, progress)
+    _ask_more(parity, folder, manifest, model, precisions, progress, extra)
     return parity
+
+
+def _ask_more(
+    parity: Parity, folder: Path, manifest: Manifest, model: LDLM, precisions: list[str],
+    progress: Progress, extra: Extra,
+) -> None:  # fmt: skip
+    subject = (folder, manifest, model, precisions)
+    if extra.taps:
+        reports = taps.look(*subject, DEPLOYED, progress)
+        parity.taps = [dataclasses.asdict(report) for report in reports]
+        parity.lines += [line for report in reports if (line := report.line()) is not None]
+    if extra.self_test:
+        parity.self_test = [outcome.record() for outcome in self_test(*subject, progress)]
+    if extra.sampler_steps:
+        length = min(SAMPLER_LENGTH, model.config.n_positions)
+        lines, parity.drift = drift(
+            *subject, steps=extra.sampler_steps, length=length, progress=progress
+        )
+        parity.lines += lines
+    if extra.ablate:
+        parity.ablation = [row.record() for row in ablate(model, precisions, DEPLOYED, progress)]
 
 
 def _prove(

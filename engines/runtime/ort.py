@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,17 @@ class OrtStage:
         Raises:
             StageInputError: an input has the wrong dtype or shape, or a size outside the range.
         """
+        return self.run(self._outputs, *inputs)[0]
+
+    def run(self, names: Sequence[str], *inputs: Array) -> list[Array]:
+        """The named outputs of the graph, which may have more than the spec's.
+
+        Raises:
+            StageInputError: as a call.
+        """
         feeds = checked_feeds(self.spec, self.config, self.ranges, inputs)
-        output: Array = self._session.run(self._outputs, feeds)[0]
-        return output
+        outputs: list[Array] = self._session.run(list(names), feeds)
+        return outputs
 
 
 def _open(

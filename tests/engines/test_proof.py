@@ -18,7 +18,8 @@ from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.half import HalfProducts
 from engines.proof.inputs import stage_inputs
-from engines.proof.selftest import Outcome, require_noticed, self_test
+from engines.proof.parity import Parity
+from engines.proof.selftest import Outcome, self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
 from engines.runtime.torch_stage import TorchStage
 from export import export_stage, precision
@@ -90,7 +91,6 @@ def test_islands_have_names() -> None:
 def test_every_stage_is_within_its_gate_on_stress_weights(
     small: LDLM, small_artifacts: Path
 ) -> None:
-    from engines.proof.parity import Parity
     from engines.proof.verify import _stress
 
     tough = _stress(small_artifacts, small, ["fp16"], lambda _: None)
@@ -107,19 +107,25 @@ def outcomes(small: LDLM, small_artifacts: Path) -> list[Outcome]:
     return self_test(small_artifacts, manifests.load(small_artifacts), small, PRECISIONS)
 
 
+def record_of(outcomes: list[Outcome]) -> Parity:
+    return Parity([], {}, self_test=[outcome.record() for outcome in outcomes])
+
+
 def test_every_damage_is_noticed_in_every_precision(outcomes: list[Outcome]) -> None:
     """100 %: a damaged graph that passes is a failure of the proof."""
     assert len(outcomes) == len(DAMAGES) * len(PRECISIONS)
     assert all(outcome.noticed_by for outcome in outcomes)
-    require_noticed(outcomes)
+    record_of(outcomes).require_passed()
     by = {question for outcome in outcomes for question in outcome.noticed_by}
     assert by == {"checks", "islands", "graph", "formula"}  # none of the questions is idle
 
 
 def test_a_damage_that_passes_is_a_failure(outcomes: list[Outcome]) -> None:
     missed = Outcome("nothing done", "denoiser", "fp16", ())
+    record = record_of([*outcomes, missed])
     with pytest.raises(ParityError, match="nothing done"):
-        require_noticed([*outcomes, missed])
+        record.require_passed()
+    assert record.document()["passed"] is False
 
 
 def test_the_self_test_leaves_no_file(small_artifacts: Path, outcomes: list[Outcome]) -> None:

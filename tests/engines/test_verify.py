@@ -18,8 +18,9 @@ from engines.manifest import FileEntry, GraphEntry
 from engines.proof.half import HalfProducts
 from engines.proof.parity import Parity
 from engines.proof.stage import ALL
+from engines.proof.tables import islands_table, parity_table
 from engines.proof.verify import verify
-from engines.report import islands_table, parity_summary, parity_table, summary_table
+from engines.report import parity_summary, summary_table
 from ldlm import LDLM
 from ldlm.errors import ArtifactError, ParityError
 

@@ -93,23 +93,22 @@ def perceiver_attention(
     o = merge(O)
     d_attn = o @ w["out.weight"].T
     return {
-        "r_bar": r_bar,
-        "z_bar": z_bar,
-        "Q": Q,
-        "K": K,
-        "S": S,
-        "F": F,
-        "A": A,
-        "o": o,
-        "d_attn": d_attn,
-    }
+        "r_bar": r_bar, "z_bar": z_bar, "p_a": p_a, "p_b": p_b, "q": q, "Q": Q,
+        "k_a": k_a, "k_b": k_b, "k": heads(k, n_heads), "K": K,
+        "v_a": v_a, "v_b": v_b, "v": heads(v, n_heads),
+        "S": S, "F": F, "A": A, "O": O, "o": o, "d_attn": d_attn,
+    }  # fmt: skip
 
 
-def normed_mlp(x: Array, w: Weights, eps: float) -> Array:
+def mlp_equations(x: Array, w: Weights, eps: float) -> dict[str, Array]:
     bar = layer_norm(x, w["norm.weight"], eps) + w["norm.bias"]
     h = bar @ w["up.weight"].T + w["up.bias"]
     g = gelu(h)
-    return g @ w["down.weight"].T + w["down.bias"]
+    return {"r'_bar": bar, "h": h, "g": g, "d_mlp": g @ w["down.weight"].T + w["down.bias"]}
+
+
+def normed_mlp(x: Array, w: Weights, eps: float) -> Array:
+    return mlp_equations(x, w, eps)["d_mlp"]
 
 
 def decoder_block(
@@ -126,14 +125,14 @@ def decoder_block(
         context_norm="latents_norm",
         context_first=True,
     )
-    r_prime = r + (1 + w["attention_scale.scale"][0]) * found["d_attn"]
-    d_mlp = normed_mlp(r_prime, under(w, "mlp."), eps)
+    scaled = (1 + w["attention_scale.scale"][0]) * found["d_attn"]
+    r_prime = r + scaled
+    mlp = mlp_equations(r_prime, under(w, "mlp."), eps)
+    update = (1 + w["mlp_scale.scale"][0]) * mlp["d_mlp"]
     return {
-        **found,
-        "r_prime": r_prime,
-        "d_mlp": d_mlp,
-        "r_next": r_prime + (1 + w["mlp_scale.scale"][0]) * d_mlp,
-    }
+        **found, "d_attn'": scaled, "r'": r_prime,
+        **mlp, "d_mlp'": update, "r_next": r_prime + update,
+    }  # fmt: skip
 
 
 def latent_decoder(

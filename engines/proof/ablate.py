@@ -1,0 +1,128 @@
+"""What does each island buy? Every one switched on and off, on fresh and on stress weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from engines.proof.evaluator import EvaluatorStage
+from engines.proof.gates import AUTOCAST_RATIO
+from engines.proof.inputs import stage_inputs
+from engines.proof.stage import Subject, against, autocast_outputs
+from engines.proof.stress import stress_inputs, stressed
+from engines.runtime.torch_stage import TorchStage
+from export import precision as policies
+from export.exporter import export_stage
+from export.stages import DEPLOYED, STAGES, StageSpec
+from ldlm import files
+from ldlm.model import LDLM
+
+Array = NDArray[Any]
+
+CASE = (2, 64)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One stage in one half precision with some of its islands switched off.
+
+    Attributes:
+        weights: "given" or "stress".
+        off: the islands that are in half.
+        error: relative L2 from float32 PyTorch; infinite where the graph overflows.
+        autocast: the same of PyTorch's autocast.
+    """
+
+    stage: str
+    precision: str
+    weights: str
+    off: tuple[str, ...]
+    error: float
+    autocast: float
+
+    @property
+    def ratio(self) -> float:
+        """The error in units of autocast's."""
+        return self.error / self.autocast if self.autocast else math.inf
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate of the precision would hold."""
+        return self.ratio <= AUTOCAST_RATIO
+
+    def record(self) -> dict[str, Any]:
+        """For parity.json."""
+        return {**dataclasses.asdict(self), "ratio": self.ratio, "passed": self.passed}
+
+
+def ablate(
+    model: LDLM,
+    precisions: Sequence[str],
+    stages: Sequence[str] = DEPLOYED,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Ablation]:
+    """Export every stage with each of its islands in half, alone and all together.
+
+    Args:
+        model: a checkpoint, float32.
+        precisions: of these, the half ones.
+        stages: names of weights' stages.
+        progress: told what is being done.
+
+    Raises:
+        ExportError, DiskSpaceError: as the export.
+    """
+    rows = []
+    for kind, weights in (("given", model), ("stress", stressed(model))):
+        for name in precisions:
+            if policies.half_dtype(policies.policy(name)) == "float32":
+                continue
+            for stage in stages:
+                rows += list(_stage(weights, kind, name, stage, progress))
+    return rows
+
+
+def _stage(
+    model: LDLM, kind: str, precision: str, weights: str, progress: Callable[[str], None]
+) -> Iterator[Ablation]:
+    bench = Bench(model, kind, precision, weights)
+    islands = policies.islands_of(weights, policies.policy(precision))
+    for off in ((), *((island,) for island in islands), tuple(islands)):
+        progress(f"{weights} {precision}, {kind} weights, without {' '.join(off) or 'nothing'}")
+        yield bench.without(off)
+
+
+class Bench:
+    """One stage, its weights and inputs, and what float32 and autocast make of them."""
+
+    def __init__(self, model: LDLM, kind: str, precision: str, weights: str) -> None:
+        self.spec: StageSpec = [s for s in STAGES if s.weights == weights][-1]
+        self.model, self.kind, self.precision = model, kind, precision
+        batch, length = CASE[0], min(CASE[1], model.config.n_positions)
+        arrays = stage_inputs(self.spec, model.config, batch, length)
+        self.inputs = stress_inputs(self.spec, arrays) if kind == "stress" else arrays
+        self.expected = TorchStage(model, self.spec)(*self.inputs)
+        import torch
+
+        case = (batch, length)
+        subject = Subject(
+            model, self.spec, precision, kind, {}, {case: self.inputs}, {case: self.expected}
+        )
+        dtype = getattr(torch, policies.half_dtype(policies.policy(precision)))
+        self.autocast = against(autocast_outputs(subject, dtype)[case], self.expected).relative_l2
+
+    def without(self, off: Sequence[str]) -> Ablation:
+        """Export the stage with these islands in half, and evaluate the file."""
+        name = policies.experiment(self.precision, off)
+        with files.staging_folder(Path(tempfile.gettempdir())) as staging:
+            graph = export_stage(self.model, self.spec.name, name, staging)[-1]
+            got = EvaluatorStage(graph.path, self.spec)(*self.inputs)
+        error = against(got, self.expected).relative_l2
+        return Ablation(self.spec.name, self.precision, self.kind, tuple(off), error, self.autocast)

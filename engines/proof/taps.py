@@ -1,0 +1,151 @@
+"""Where does a graph leave the model? Every equation of every block, file against PyTorch.
+
+formula     the file (a half file with rounding switched off) in ONNX Runtime against float32
+            PyTorch with the same rounded weights: finds the first equation that is another one
+rounding    the half file in the evaluator against float32 PyTorch: shows where precision is lost
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from engines.manifest import Manifest
+from engines.proof.evaluator import Evaluator
+from engines.proof.gates import FORMULA_L2, STANDS_OUT
+from engines.proof.inputs import stage_inputs
+from engines.proof.parity import Line
+from engines.proof.stage import against, save_graph
+from engines.runtime.ort import OrtStage
+from export import precision as policies
+from export.passes.widen import widen
+from export.stages import DEPLOYED, STAGES, StageSpec
+from export.taps import tapped, tapped_graph
+from ldlm import files
+from ldlm.model import LDLM
+
+Array = NDArray[Any]
+
+CASE = (2, 17)
+
+
+@dataclass(frozen=True)
+class TapReport:
+    """One stage in one precision, one question.
+
+    Attributes:
+        errors: relative L2 per tap, in the order of computation.
+        first: the first tap that stands out from all before it, if one does.
+    """
+
+    stage: str
+    precision: str
+    question: str
+    errors: dict[str, float]
+    first: str | None
+
+    def line(self) -> Line | None:
+        """The gate: no equation of the formula may differ."""
+        if self.question != "formula":
+            return None
+        worst = max(self.errors, key=lambda name: self.errors[name])
+        where = (self.stage, self.precision, "given", "taps")
+        return Line(*where, *CASE, self.errors[worst], FORMULA_L2, tensor=self.first or worst)
+
+
+def look(
+    folder: Path,
+    manifest: Manifest,
+    model: LDLM,
+    precisions: list[str],
+    stages: Sequence[str] = DEPLOYED,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[TapReport]:
+    """Compare every tap of every stage.
+
+    Args:
+        folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
+        stages: names of weights' stages.
+
+    Raises:
+        GraphCheckError: a file has other operators than the model exports to.
+        ArtifactError: a graph was not exported, or its files have changed.
+    """
+    reports = []
+    for weights in stages:
+        spec = [s for s in STAGES if s.weights == weights][-1]
+        for name in precisions:
+            entry = manifest.graph(name, spec.name)
+            entry.data.verified(folder)
+            progress(f"{weights} {name}, taps")
+            reports += _stage(entry.graph.verified(folder), model, spec, name)
+    return reports
+
+
+def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[TapReport]:
+    rules = policies.policy(precision)
+    module = policies.apply(spec.build(model), spec.weights, rules).eval()
+    graph, outputs = tapped_graph(path, module, spec, model.config)
+    inputs = stage_inputs(spec, model.config, *CASE)
+    reports = []
+    if policies.half_dtype(rules) != "float32":
+        feeds = {tensor.name: array for tensor, array in zip(spec.inputs, inputs, strict=True)}
+        rounded = Evaluator(graph.graph).run(feeds)
+        got = {tap: rounded[name] for tap, name in outputs.items()}
+        reference = torch_taps(spec.build(model), spec, inputs)
+        reports.append(_report(spec, precision, "rounding", got, reference))
+        widen(graph)
+        module = policies.without_rounding(module)
+    with files.staging_folder(Path(tempfile.gettempdir())) as staging:
+        stage = OrtStage(save_graph(graph, staging / "taps.onnx"), spec, model.config)
+        arrays = stage.run(list(outputs.values()), *inputs)
+    got = dict(zip(outputs, arrays, strict=True))
+    return [
+        _report(spec, precision, "formula", got, torch_taps(module, spec, inputs)),
+        *reports,
+    ]
+
+
+def torch_taps(
+    module: torch.nn.Module, spec: StageSpec, inputs: tuple[Array, ...]
+) -> dict[str, Array]:
+    """Every tap of a stage's module in PyTorch, by its full name."""
+    with tapped(module, spec.weights) as names, torch.inference_mode():
+        _, *tensors = module(*(torch.from_numpy(array) for array in inputs))
+    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+
+
+def _report(
+    spec: StageSpec,
+    precision: str,
+    question: str,
+    got: Mapping[str, Array],
+    reference: Mapping[str, Array],
+) -> TapReport:
+    errors = {tap: against(got[tap], reference[tap]).relative_l2 for tap in reference}
+    floor = FORMULA_L2 / STANDS_OUT
+    if question == "rounding":
+        dtype = policies.half_dtype(policies.policy(precision))
+        floor = torch.finfo(getattr(torch, dtype)).eps
+    return TapReport(spec.name, precision, question, errors, first_to_stand_out(errors, floor))
+
+
+def first_to_stand_out(errors: Mapping[str, float], floor: float) -> str | None:
+    """The first tap whose error is many times that of every tap before it, if one is.
+
+    Args:
+        errors: in the order of computation.
+        floor: what counts as no error at all.
+    """
+    highest = floor
+    for name, error in errors.items():
+        if not error <= STANDS_OUT * highest:
+            return name
+        highest = max(highest, error)
+    return None

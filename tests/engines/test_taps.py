@@ -1,0 +1,103 @@
+"""`ldlm verify --taps`: what the output hides, the intermediates show."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from engines import manifest as manifests
+from engines.manifest import FileEntry, GraphEntry
+from engines.proof import taps
+from engines.proof.parity import Parity
+from engines.proof.tables import taps_table
+from engines.proof.verify import Extra, verify
+from export.taps import TAPS
+from ldlm import LDLM
+from ldlm.errors import ParityError
+
+
+@pytest.fixture(scope="module")
+def reports(small: LDLM, small_artifacts: Path) -> list[taps.TapReport]:
+    """One stage is enough here; the base model's table in the docs has all of them."""
+    manifest = manifests.load(small_artifacts)
+    return taps.look(small_artifacts, manifest, small, ["bf16"], ["latent_decoder"])
+
+
+def test_no_equation_differs(reports: list[taps.TapReport], small: LDLM) -> None:
+    """Two questions per stage in half; the formula agrees as closely as float32 does."""
+    assert [report.question for report in reports] == ["formula", "rounding"]
+    for report in reports:
+        line = report.line()
+        if report.question == "formula":
+            assert report.first is None
+            assert line is not None
+            assert line.passed
+            assert line.distance == max(report.errors.values())
+        else:
+            assert line is None
+            assert 1e-3 < max(report.errors.values()) < 0.1  # it rounds
+        assert len(report.errors) == 2 + 27 * small.config.decoder_blocks
+
+
+def test_the_table_has_a_row_per_equation(reports: list[taps.TapReport]) -> None:
+    import dataclasses
+
+    for report in reports:
+        table = TAPS[report.stage.removesuffix("_logits")]
+        rows = len(table.before) + len(table.block) + len(table.after)
+        assert taps_table(dataclasses.asdict(report)).row_count == rows
+
+
+def swap_halves(model: ir.Model) -> None:
+    """Keys and values in the other order, both: a softmax over all of them does not care."""
+    streams = []
+    for node in (node for node in model.graph if node.op_type == "Concat"):
+        producers = [value.producer() for value in node.inputs]
+        if all(producer is not None and producer.op_type == "Split" for producer in producers):
+            streams.append(node)
+    for node in streams[:2]:
+        first, second = node.inputs
+        node.replace_input_with(0, second)
+        node.replace_input_with(1, first)
+
+
+def test_swapped_keys_and_values_are_seen_by_taps_alone(
+    small: LDLM, own_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = own_artifacts / "onnx" / "fp32" / "latent_decoder.onnx"
+    model = ir.load(path)
+    swap_halves(model)
+    ir.save(model, path)
+    manifest = manifests.load(own_artifacts)
+    old = manifest.graph("fp32", "latent_decoder")
+    entry = FileEntry.of(own_artifacts, path)
+    manifest.put_graph(GraphEntry("latent_decoder", "fp32", entry, old.data, 0.0, old.evidence))
+    manifest.save(own_artifacts)
+    monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("latent_decoder",))
+    found = verify(own_artifacts, manifest, small, ["fp32"], extra=Extra(taps=True))
+    assert {(line.stage, line.question) for line in found.failures()} == {
+        ("latent_decoder", "taps")
+    }
+    report = next(r for r in found.taps if r["stage"] == "latent_decoder")
+    assert report["first"] == "0.k"
+    differs = {name for name, error in report["errors"].items() if error > 1e-5}
+    assert differs == {f"0.{name}" for name in ("k", "K", "v", "S", "F", "A")}
+    with pytest.raises(ParityError, match=r"0\.k at batch 2"):
+        found.require_passed()
+    document = json.loads(json.dumps(found.save(own_artifacts, manifest)))
+    assert document["passed"] is False
+    assert "taps" in document
+
+
+def test_what_stands_out() -> None:
+    floor = 1e-6
+    assert taps.first_to_stand_out({"a": 1e-7, "b": 8e-6, "c": 7e-5}, floor) is None
+    assert taps.first_to_stand_out({"a": 0.0, "b": 1e-3, "c": 1.0}, floor) == "b"
+    assert taps.first_to_stand_out({"a": 1e-2, "b": 1e-2}, floor) == "a"
+    assert taps.first_to_stand_out({"a": math.inf}, floor) == "a"
+    assert taps.first_to_stand_out({"a": 0.0, "b": math.nan}, floor) == "b"
+    assert Parity([], {}).document()["taps"] == []
