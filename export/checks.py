@@ -273,7 +273,8 @@ def _check_size(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
         foldable[dtype] += tensor.nbytes if tensor.numel() <= 2 else 0
     surplus = {dtype: found[dtype] - expected[dtype] for dtype in expected | found}
     # A float32 constant that is cast before its only use may have been folded into its half.
-    foldable["float32"] += 2 * sum(max(0, surplus.get(half, 0)) for half in ("float16", "bfloat16"))
+    for half in ("float16", "bfloat16"):
+        foldable["float32"] += 2 * max(0, surplus.get(half, 0) + foldable[half])
     for dtype, difference in surplus.items():
         if not -foldable[dtype] <= difference <= SCALARS_ALLOWED:
             raise GraphCheckError(

@@ -94,7 +94,7 @@ def _stage(
 ) -> Iterator[Ablation]:
     bench = Bench(model, kind, precision, weights)
     islands = policies.islands_of(weights, policies.policy(precision))
-    for off in ((), *((island,) for island in islands), tuple(islands)):
+    for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
         progress(f"{weights} {precision}, {kind} weights, without {' '.join(off) or 'nothing'}")
         yield bench.without(off)
 

@@ -100,6 +100,7 @@ WRONG = [
     (("export", "{tmp}/nothing", "--out", "{tmp}/x"), "no checkpoint at"),
     (("export", "{checkpoint}", "--out", "{tmp}/x", "--precision", "fp12"), "no such precision"),
     (("export", "{checkpoint}", "--out", "{tmp}/x", "--precision", ""), "no precision given"),
+    (("export", "{checkpoint}", "--out", "{tmp}/x", "--without-island", "norm"), "no such island"),
     (("build", "{tmp}/nothing"), "no artifacts at"),
     (("build", "{artifacts}", "--sm", "90"), "Hopper"),
     (("build", "{artifacts}", "--sm", "42"), "no such TensorRT-RTX target"),
@@ -147,6 +148,30 @@ def test_wrong_input_gets_a_clear_word(
     assert words in shown
     assert files_in(tmp_path) == []
     assert files_in(small_artifacts) == before
+
+
+def test_an_island_switched_off_by_name_misses_its_gate(
+    small_checkpoint: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """`export --without-island`, then `verify`, on one stage: the precision gate fails."""
+    monkeypatch.setattr("engines.artifacts.DEPLOYED", ("token_decoder",))
+    monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("token_decoder",))
+    monkeypatch.setattr("engines.proof.tables.DEPLOYED", ("token_decoder",))
+    common = [str(tmp_path), "--precision", "fp16", "--without-island", "layer_norm"]
+    monkeypatch.setattr("sys.argv", ["ldlm", "export", str(small_checkpoint), "--out", *common])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code, capsys.readouterr().err
+    assert (tmp_path / "onnx" / "fp16-without-layer_norm" / "token_decoder.onnx").exists()
+    verify = ["ldlm", "verify", str(tmp_path), "--checkpoint", str(small_checkpoint)]
+    monkeypatch.setattr("sys.argv", verify)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    shown = capsys.readouterr()
+    assert caught.value.code == 1
+    assert "'precision' in fp16-without-layer_norm" in shown.err
+    assert "NO: " in shown.out.split("The four answers")[1]
 
 
 @pytest.mark.parametrize("arguments", [("sample",), ("frobnicate",), ("init", "x", "--bogus")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from engines import OrtStage, compare
 from engines import manifest as manifests
 from engines.proof import islands
+from engines.proof.ablate import Ablation, ablate
 from engines.proof.damage import DAMAGES
 from engines.proof.drift import drift
 from engines.proof.evaluator import EvaluatorStage
@@ -21,6 +24,7 @@ from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Parity
 from engines.proof.selftest import Outcome, self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
+from engines.proof.tables import ablation_table
 from engines.runtime.torch_stage import TorchStage
 from export import export_stage, precision
 from export.stages import stage
@@ -59,11 +63,10 @@ def test_stress_weights_have_what_trained_ones_have(small: LDLM, tough: LDLM) ->
         ("denoiser", "layer_norm"),
         ("latent_decoder", "layer_norm"),
         ("latent_decoder", "rms_norm"),
-        ("token_decoder_logits", "layer_norm"),
     ],
 )
-def test_fp16_without_its_island_breaks_on_stress_weights(
-    tough: LDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, island: str
+def test_a_half_norm_that_overflows_is_noticed_without_a_gpu(
+    tough: LDLM, tmp_path: Path, name: str, island: str
 ) -> None:
     """Case 3: an fp16 norm that overflows is noticed on a machine without a GPU."""
     spec = stage(name)
@@ -72,18 +75,51 @@ def test_fp16_without_its_island_breaks_on_stress_weights(
     with HalfProducts(torch.float16):
         autocast = compare(TorchStage(tough, spec)(*arrays), expected)
     limit = AUTOCAST_RATIO * autocast.relative_l2
-    rules = precision.without_islands(precision.POLICIES["fp16"], [island])
-    monkeypatch.setitem(precision.POLICIES, "experiment", rules)
-    graph = export_stage(tough, name, "experiment", tmp_path)[-1]
+    experiment = precision.experiment("fp16", [island])
+    graph = export_stage(tough, name, experiment, tmp_path)[-1]
     found = compare(EvaluatorStage(graph.path, spec)(*arrays), expected)
     assert found.non_finite or found.relative_l2 > 10 * limit
     hidden = compare(OrtStage(graph.path, spec, tough.config)(*arrays), expected)
     assert hidden.relative_l2 < 0.1 * found.relative_l2  # the CPU provider hides it
 
 
+def test_ablation_shows_what_an_island_buys(small: LDLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh weights make a lost island look harmless; stress weights do not."""
+    monkeypatch.setattr(precision, "ISLANDS", ("layer_norm",))  # one is enough here
+    rows = ablate(small, ["fp32", "fp16"], ["token_decoder"])
+    variants = [(), ("layer_norm",)]
+    assert [(r.weights, r.off) for r in rows] == [
+        (weights, off) for weights in ("given", "stress") for off in variants
+    ]
+    ratio = {(row.weights, row.off): row.ratio for row in rows}
+    assert all(row.passed == (not row.off) for row in rows)
+    assert ratio["given", ("layer_norm",)] < 2
+    assert ratio["stress", ("layer_norm",)] > 100
+    record = Parity([], {}, ablation=[row.record() for row in rows])
+    assert ablation_table(record.document()).row_count == 2
+    assert record.document()["passed"] is True  # an experiment, not a gate
+
+
+def test_an_overflow_is_no_ratio() -> None:
+    row = Ablation("denoiser", "fp16", "stress", ("layer_norm",), float("inf"), 1e-3)
+    assert not row.passed
+    document = Parity([], {}, ablation=[row.record()]).document()
+    assert document["ablation"][0]["ratio"] is None
+    assert ablation_table(document).row_count == 1
+
+
 def test_islands_have_names() -> None:
     with pytest.raises(ConfigError, match="layer_norm"):
         precision.without_islands(precision.POLICIES["fp16"], ["layernorm"])
+    with pytest.raises(ConfigError, match="no island to switch off"):
+        precision.policy("fp32-without-layer_norm")
+    with pytest.raises(ConfigError, match="no such precision"):
+        precision.policy("fp12-without-layer_norm")
+    name = precision.experiment("fp16", ["residual", "layer_norm"])
+    assert name == "fp16-without-layer_norm+residual"
+    half = {rule.what for rule in precision.policy(name) if rule.dtype == "float16"}
+    assert {"layer_norm", "residual", "linear"} <= half
+    assert not half & {"rms_norm", "softcap_softmax", "time_embedding"}
     off = precision.without_islands(precision.POLICIES["bf16"], precision.ISLANDS)
     assert {rule.dtype for rule in off} == {"bfloat16"}
 
@@ -133,7 +169,7 @@ def test_the_self_test_leaves_no_file(small_artifacts: Path, outcomes: list[Outc
     assert not list(small_artifacts.rglob(".partial*"))
 
 
-def test_a_cast_turned_to_half_by_a_converter_is_seen(
+def test_an_island_turned_to_half_by_a_converter_is_noticed(
     small_artifacts: Path, tmp_path: Path
 ) -> None:
     """Case 2: the island's inner cast to float16, as a well-known converter does."""
@@ -148,7 +184,7 @@ def test_a_cast_turned_to_half_by_a_converter_is_seen(
     assert failed == {"onnx", "tensorrt"}  # TensorRT's own network says so too
 
 
-def test_greedy_tokens_hide_a_missing_gate(
+def test_equal_greedy_tokens_do_not_hide_other_logits(
     small: LDLM, small_artifacts: Path, tmp_path: Path
 ) -> None:
     """Case 6: token agreement alone passes what the logits show."""
@@ -175,6 +211,29 @@ def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts
     assert {name: len(curve) for name, curve in curves.items()} == {"fp32": 1024, "fp16": 1024}
     assert 1e-5 < np.mean(curves["fp16"]) < 1e-2  # it rounds, and does not run away
     assert max(curves["fp32"]) < 1e-5
+
+
+def test_python_without_asserts_exports_no_lost_softcap(
+    small_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Case 5: under `python -O` a softcap that is lost still stops the export."""
+    program = (
+        "import sys, torch, ldlm.layers\n"
+        "ldlm.layers.softcap = lambda scores, cap, d_head: scores / d_head**0.5\n"
+        "from pathlib import Path\n"
+        "from export import export_stage\n"
+        "from ldlm import LDLM\n"
+        "assert False, 'asserts are on'\n"
+        "model = LDLM.from_checkpoint(sys.argv[1])\n"
+        "export_stage(model, 'latent_decoder', 'fp32', Path(sys.argv[2]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", program, str(small_checkpoint), str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "one Tanh per capped attention" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_behaviour_in_asserts() -> None:

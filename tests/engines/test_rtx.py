@@ -138,7 +138,7 @@ def test_stopping_a_build_stops_it(small_artifacts: Path) -> None:
         )  # fmt: skip
 
 
-def test_float32_attention_needs_to_be_decomposable(
+def test_attention_that_parses_and_does_not_build_in_float32(
     small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 7: the Attention op parses and then fails to build in float32 as it stands."""

@@ -6,15 +6,20 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from engines import manifest as manifests
 from engines.manifest import FileEntry, GraphEntry
 from engines.proof import taps
+from engines.proof.compare import compare
+from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Parity
+from engines.proof.stress import stressed
 from engines.proof.tables import taps_table
 from engines.proof.verify import Extra, verify
+from export.stages import stage
 from export.taps import TAPS
 from ldlm import LDLM
 from ldlm.errors import ParityError
@@ -91,6 +96,20 @@ def test_swapped_keys_and_values_are_seen_by_taps_alone(
     document = json.loads(json.dumps(found.save(own_artifacts, manifest)))
     assert document["passed"] is False
     assert "taps" in document
+
+
+def test_equal_choices_do_not_hide_a_lost_softcap(
+    small: LDLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 6: tanh is monotone. The largest score stays the largest; the taps differ at F."""
+    spec, tough = stage("latent_decoder"), stressed(small)
+    inputs = stage_inputs(spec, small.config, 1, 9)
+    right = taps.torch_taps(spec.build(tough), spec, inputs)
+    monkeypatch.setattr("ldlm.layers.softcap", lambda scores, cap, d_head: scores / d_head**0.5)
+    lost = taps.torch_taps(spec.build(tough), spec, inputs)
+    assert np.array_equal(right["0.S"], lost["0.S"])
+    assert np.array_equal(right["0.F"].argmax(-1), lost["0.F"].argmax(-1))
+    assert compare(lost["0.F"], right["0.F"]).relative_l2 > 0.1
 
 
 def test_what_stands_out() -> None:

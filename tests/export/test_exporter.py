@@ -16,7 +16,7 @@ from export.passes.argmax_tail import argmax_tail
 from export.passes.widen import HALF, widen
 from export.stages import stage
 from ldlm import LDLM
-from ldlm.errors import ConfigError, DiskSpaceError
+from ldlm.errors import ConfigError, DiskSpaceError, GraphCheckError
 
 PRECISIONS = ("fp32", "fp16")
 
@@ -39,6 +39,18 @@ def test_files_are_valid_onnx(small_artifacts: Path, precision: str, spec) -> No
     # float32 in and out in every precision, ids in int64
     kinds = {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
     assert kinds <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
+
+
+def test_the_exporter_gives_another_opset_than_asked_for(
+    small: LDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 20: torch writes 18 for 16 and raises nothing; the file is read back and refused."""
+    monkeypatch.setattr("export.exporter.OPSET", 16)
+    with pytest.raises(GraphCheckError, match="another opset") as caught:
+        export_stage(small, "token_decoder", "fp32", tmp_path)
+    assert caught.value.details["expected"] == "16"
+    assert caught.value.details["got"] == "18"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

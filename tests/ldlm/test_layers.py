@@ -26,7 +26,7 @@ SHAPES = [6, [6], (6,), torch.Size([6]), [2, 6], (3, 2, 6), np.int64(6)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_layer_norm_takes_every_normalized_shape(shape: object) -> None:
+def test_a_norm_without_bias_takes_every_normalized_shape(shape: object) -> None:
     """Case 9: gain-only norms, all forms of normalized_shape."""
     norm = BiaslessLayerNorm(shape, eps=1e-3, device="cpu", dtype=torch.float64)  # type: ignore[arg-type]
     assert norm.weight.dtype == torch.float64
@@ -98,7 +98,7 @@ def test_norms_stay_in_float32_under_cuda_autocast() -> None:
     assert torch.isfinite(y).all()
 
 
-def test_small_eps_survives_half() -> None:
+def test_a_small_eps_does_not_become_0_in_half() -> None:
     """Case 10: an eps of 1e-8 is 0 in float16; here it never is half."""
     norm = BiaslessLayerNorm(4, eps=1e-8, dtype=torch.float16)
     assert torch.equal(norm(torch.zeros(1, 4).half()), torch.zeros(1, 4))
@@ -116,8 +116,22 @@ def test_rms_norm_takes_the_larger_of_norm_and_eps() -> None:
     assert torch.equal(norm(torch.zeros(1, 4)), torch.zeros(1, 4))
 
 
+def test_a_softcap_lost_or_in_another_order_shows_with_a_small_cap() -> None:
+    """Case 4: what is invisible at cap 50 on small scores is not at cap 2."""
+    S, root = torch.linspace(-3, 3, 50, dtype=torch.float64), 4.0
+    wrong = {
+        "lost": lambda cap: S / root,
+        "the cap alone": lambda cap: cap * torch.tanh(S / cap) / root,
+        "not multiplied back": lambda cap: torch.tanh(S / (cap * root)) * 50.0,
+    }
+    for name, formula in wrong.items():
+        assert (formula(2.0) - softcap(S, 2.0, 16)).norm() / softcap(S, 2.0, 16).norm() > 0.02, name
+    lost = (wrong["lost"](50.0) - softcap(S, 50.0, 16)).norm() / softcap(S, 50.0, 16).norm()
+    assert lost < 1e-4
+
+
 def test_softcap_divides_before_and_multiplies_after() -> None:
-    """Case 4: with a small cap the order shows. F = cap tanh(S / (cap sqrt(d_head)))."""
+    """F = cap tanh(S / (cap sqrt(d_head))) (S4)."""
     S = torch.tensor([[-300.0, 0.3, 3.0, 300.0]], dtype=torch.float64)
     expected = torch.tensor([[2 * np.tanh(s / (2 * 4)) for s in S[0].tolist()]])
     torch.testing.assert_close(softcap(S, 2.0, 16), expected.double())
