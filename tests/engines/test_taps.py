@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from rich.console import Console
 
 from engines import manifest as manifests
 from engines.manifest import FileEntry, GraphEntry
@@ -54,7 +56,11 @@ def test_the_table_has_a_row_per_equation(reports: list[taps.TapReport]) -> None
     for report in reports:
         table = TAPS[report.stage.removesuffix("_logits")]
         rows = len(table.before) + len(table.block) + len(table.after)
-        assert taps_table(dataclasses.asdict(report)).row_count == rows
+        shown = taps_table(dataclasses.asdict(report))
+        assert shown.row_count == rows
+        console = Console(width=140, file=io.StringIO())
+        console.print(shown)
+        assert "[v_b ; v_a]" in console.file.getvalue()  # no markup
 
 
 def swap_halves(model: ir.Model) -> None:

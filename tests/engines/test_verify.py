@@ -18,7 +18,7 @@ from engines.manifest import FileEntry, GraphEntry
 from engines.proof.half import HalfProducts
 from engines.proof.parity import Parity
 from engines.proof.stage import ALL
-from engines.proof.tables import islands_table, parity_table
+from engines.proof.tables import answers_table, islands_table, parity_table, tables
 from engines.proof.verify import verify
 from engines.report import parity_summary, summary_table
 from ldlm import LDLM
@@ -175,6 +175,8 @@ def test_parity_json_and_the_tables(parity: Parity, own_artifacts: Path) -> None
     # graph 3 x 3, formula and precision 2 x 3, file 3, tokens 3, kl 2
     assert parity_table(document).row_count == 9 + 12 + 3 + 3 + 2
     assert islands_table(document).row_count == len(parity.islands) / 3
+    assert answers_table(document).row_count == 9
+    assert len(list(tables(document))) == 3
     assert parity_summary(manifest, "fp16", "token_decoder", document)[2] == "[green]pass[/]"
     # A proof of other files than the present ones is no proof.
     document["graphs"]["fp16/token_decoder"] = "0" * 64
