@@ -67,6 +67,7 @@ lint: $(VENV)/.installed ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/grammar
 	$(BIN)/lint-imports --no-logo
 
 check: lint test ## what CI runs

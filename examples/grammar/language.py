@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 from nltk import CFG, PCFG, Nonterminal, Production
-from nltk.parse.chart import BottomUpLeftCornerChartParser
+from nltk.parse.earleychart import IncrementalLeftCornerChartParser
 
 from ldlm.errors import ConfigError
 
 SHORTEST = 3  # tokens of "Anna sings ."
-LONGEST = 24  # tokens; the few longer sentences are no use to a tiny model
+LONGEST = 24  # tokens that may be asked for; the language has a few sentences of up to 40
 DRAWS = 1 << 16  # uniform numbers asked of NumPy at once
 JUDGEMENTS = 1 << 16  # sequences of categories whose verdict is kept
 
@@ -110,7 +110,7 @@ class Recogniser:
             if rule.lhs() not in _preterminals()
         ]
         self._start = grammar().start()
-        self._parser = BottomUpLeftCornerChartParser(CFG(self._start, rules))
+        self._parser = IncrementalLeftCornerChartParser(CFG(self._start, rules))
         self._longest = _longest(self._start)
         self._parses = lru_cache(JUDGEMENTS)(self._parse)
 
