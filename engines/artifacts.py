@@ -170,7 +170,8 @@ def _begin(folder: Path, checkpoint: Path, model: LDLM) -> None:
         if not same:
             _remove(folder, [e.engine for e in old.engines])
             _remove(folder, [file for e in old.graphs for file in (e.graph, e.data)])
-            (folder / manifests.PARITY).unlink(missing_ok=True)
+            for name in (manifests.PARITY, manifests.QUALITY):
+                (folder / name).unlink(missing_ok=True)
         if tokenizer is not None:
             path = folder / manifests.TOKENIZER
             files.write_whole(path, tokenizer.encode())

@@ -20,7 +20,8 @@ from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError
 
 SCHEMA = 1
-MANIFEST, TOKENIZER, PARITY = "manifest.json", "tokenizer.json", "parity.json"
+MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
+PARITY, QUALITY = "parity.json", "quality.json"
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,30 @@ def account_table(lines: Iterable[Line]) -> Table:
     return table
 
 
+def quality_table(quality: dict[str, Any]) -> Table:
+    """The judge's verdict per runtime and precision, with 95 % intervals."""
+    table = Table(
+        title="Quality of the text, on the same noise",
+        caption=f"{quality['steps']} steps of {quality['solver']}, seed {quality['seed']}; "
+        "95 % intervals (Wilson); agreement: share of tokens that are float32 PyTorch's",
+    )
+    for column in ("runtime", "precision", "samples"):
+        table.add_column(column)
+    for column in ("accepted %", "unseen %", "distinct", "words", "agreement"):
+        table.add_column(column, justify="right")
+
+    def share(value: dict[str, float]) -> str:
+        return f"{100 * value['value']:.1f} ({100 * value['low']:.1f}..{100 * value['high']:.1f})"
+
+    for row in quality["rows"]:
+        table.add_row(
+            row["runtime"], row["precision"], str(row["samples"]),
+            share(row["accepted"]), share(row["unseen"]), str(row["distinct"]),
+            f"{row['mean_words']:.1f}", f"{row['agreement']:.4f}",
+        )  # fmt: skip
+    return table
+
+
 def summary_table(folder: Path, manifest: Manifest) -> Table:
     """Stage, precision, sizes, targets, seconds, error against PyTorch and the verdict."""
     parity = read(folder)

@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from engines.cli import build, convert, export, info, init, sample, verify
+from engines.cli import build, convert, evaluate, export, info, init, sample, verify
 from ldlm.errors import LDLMError
 
 # Packages of the [build] extra, by the names they are imported by.
@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (init, info, convert, export, build, verify, sample):
+for module in (init, info, convert, export, build, verify, sample, evaluate):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 
 

@@ -10,14 +10,14 @@ import typer
 
 from engines import manifest as manifests
 from engines.cli._shared import err, out, steps
-from ldlm.errors import ConfigError, SamplerError, TokenizerError
+from ldlm.errors import ConfigError, SamplerError
 from ldlm.sampler import SampleRequest
 from ldlm.schedule import TangentSchedule
 
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
-    runtime: Annotated[str, typer.Option(help="ort, or torch for the reference.")] = "ort",
+    runtime: Annotated[str, typer.Option(help="ort, torch (the reference) or evaluator.")] = "ort",
     precision: Annotated[str, typer.Option(help="An exported precision.")] = "fp32",
     provider: Annotated[str, typer.Option(help="cpu or cuda, for ort.")] = "cpu",
     checkpoint: Annotated[
@@ -63,19 +63,11 @@ def command(
         seed=seed,
         schedule=TangentSchedule(config.tangent_d, config.t_min),
     )
-    if manifest.tokenizer is None:
-        raise TokenizerError(
-            "the artifacts have no tokenizer",
-            expected=folder / manifests.TOKENIZER,
-            got="none",
-            remedy="put tokenizer.json into the checkpoint folder and export again",
-        )
-    text = manifest.tokenizer.verified(folder).read_text("utf-8")
-    from engines.runtime.load import load_stages
+    from engines.runtime.load import load_stages, load_tokenizer
     from ldlm import tokenizer as tokenizers
     from ldlm.sampler import sample
 
-    tokenizer = tokenizers.parse(text, config)
+    tokenizer = load_tokenizer(folder, manifest)
     stages = load_stages(
         folder,
         manifest,

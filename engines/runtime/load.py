@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engines.manifest import Manifest
+from engines.manifest import TOKENIZER, Manifest
 from export.stages import DEPLOYED, stage
-from ldlm.errors import ArtifactError, ConfigError
+from ldlm.errors import ArtifactError, ConfigError, TokenizerError
 from ldlm.sampler import Stages
 
-RUNTIMES = ("ort", "torch")
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+RUNTIMES = ("ort", "torch", "evaluator")
 
 
 def load_stages(
@@ -25,7 +29,8 @@ def load_stages(
 
     Args:
         folder, manifest: the artifacts.
-        runtime: "ort", or "torch" for the reference, which needs the checkpoint.
+        runtime: "ort"; "torch" for the reference, which needs the checkpoint; "evaluator" for the
+            graphs with every tensor rounded as a device does, slowly and on any machine.
         precision: of the ONNX graphs; the reference is float32.
         provider: of ONNX Runtime.
         checkpoint: the checkpoint folder that the artifacts should have been made from; checked
@@ -37,6 +42,8 @@ def load_stages(
     """
     if runtime not in RUNTIMES:
         raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=runtime)
+    if runtime == "evaluator" and provider != "cpu":
+        raise ConfigError("the evaluator runs on the CPU", expected="cpu", got=provider)
     if runtime == "torch" and (precision != "fp32" or provider != "cpu"):
         raise ConfigError(
             "the torch runtime is the reference, float32 on the CPU",
@@ -47,6 +54,8 @@ def load_stages(
         require_origin(manifest, checkpoint)
     if runtime == "torch":
         return _reference(checkpoint)
+    if runtime == "evaluator":
+        return _evaluator(folder, manifest, precision)
     from engines.runtime.ort import OrtStage
 
     return Stages(
@@ -55,6 +64,35 @@ def load_stages(
             for name in DEPLOYED
         )
     )
+
+
+def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer of an artifacts folder, compared with the manifest.
+
+    Raises:
+        TokenizerError: there is none, or it does not fit.
+        ArtifactError: it has changed.
+    """
+    from ldlm import tokenizer as tokenizers
+
+    if manifest.tokenizer is None:
+        raise TokenizerError(
+            "the artifacts have no tokenizer",
+            expected=folder / TOKENIZER,
+            got="none",
+            remedy="put tokenizer.json into the checkpoint folder and export again",
+        )
+    text = manifest.tokenizer.verified(folder).read_text("utf-8")
+    return tokenizers.parse(text, manifest.config)
+
+
+def _evaluator(folder: Path, manifest: Manifest, precision: str) -> Stages:
+    from engines.proof.evaluator import EvaluatorStage
+
+    entries = [manifest.graph(precision, name) for name in DEPLOYED]
+    for entry in entries:
+        entry.data.verified(folder)
+    return Stages(*(EvaluatorStage(e.graph.verified(folder), stage(e.stage)) for e in entries))
 
 
 def _reference(checkpoint: Path | None) -> Stages:

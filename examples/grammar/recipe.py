@@ -49,22 +49,22 @@ class Recipe:
     """
 
     steps: int = 12000
-    autoencoder_steps: int = 1500
+    autoencoder_steps: int = 700
     batch_size: int = 64
     learning_rate: float = 1.5e-3
-    warmup: int = 200
+    warmup: int = 100
     weight_decay: float = 0.01
     clip: float = 1.0
     ema: float = 0.999
     decoder_noise: float = 1.0
     encoder_share: float = 0.2
-    share_at: int = 800
-    share_width: int = 100
+    share_at: int = 450
+    share_width: int = 40
     self_conditioning: float = 0.5
     noise_low: float = 0.7
     noise_high: float = 60.0
     adaptive: float = 0.5
-    sentences: int = 200_000
+    sentences: int = 100_000
     seed: int = 0
     autocast: str = "none"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +49,21 @@ class Run:
     average: dict[str, Tensor]
     step: int = 0
     seconds: float = 0.0
+
+
+@dataclass
+class Data:
+    """The training set.
+
+    Attributes:
+        ids: [sentences, T] tokens.
+        table: [vocab, d], the frozen language model.
+        latents: [sentences, T, d] once the encoder is kept; empty before.
+    """
+
+    ids: Tensor
+    table: Tensor
+    latents: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def new_run(recipe: Recipe, preset: str = "grammar") -> Run:
@@ -129,24 +144,24 @@ def resume(run: Run, folder: Path) -> None:
     run.step, run.seconds = about["step"], about["seconds"]
 
 
-def one_step(run: Run, ids: Tensor, table: Tensor) -> dict[str, float]:
+def one_step(run: Run, data: Data) -> dict[str, float]:
     """One step of the optimiser; the losses."""
     recipe, model, step = run.recipe, run.model, run.step
     generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
     random = np.random.default_rng([recipe.seed, step])
-    tokens = ids[torch.from_numpy(random.integers(len(ids), size=recipe.batch_size))]
-    h = table[tokens]
+    rows = torch.from_numpy(random.integers(len(data.ids), size=recipe.batch_size))
+    tokens = data.ids[rows]
     t, bins = run.times.draw(recipe.batch_size, random)
-    both = step < recipe.autoencoder_steps
+    moving = step < recipe.autoencoder_steps
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.autocast == "bf16"):
-        if both:
+        if moving:
+            h = data.table[tokens]
             z = encode(model, h)
             share = recipe.share(step)
             target = share * z + (1 - share) * z.detach()
             square, entropy = decoder_loss(model, z, h, tokens, recipe, generator)
         else:
-            with torch.no_grad():
-                target = encode(model, h)
+            target = data.latents[rows]
             square = entropy = torch.zeros(())
         each = diffusion_loss(model, target, t, recipe, generator)
         loss = each.mean() + square + entropy
@@ -168,18 +183,22 @@ def one_step(run: Run, ids: Tensor, table: Tensor) -> dict[str, float]:
     }  # fmt: skip
 
 
-def keep_autoencoder(run: Run, ids: Tensor, table: Tensor) -> None:
-    """From here on the encoder and the decoders stay: their averages become the weights."""
+def keep_autoencoder(run: Run, data: Data) -> None:
+    """From here on the encoder and the decoders stay, and every sentence's latents are known."""
     model = run.model
+    first = run.step == run.recipe.autoencoder_steps
     for name, parameter in model.named_parameters():
         if not name.startswith("denoiser."):
             parameter.data.copy_(run.average[name])
             parameter.requires_grad_(False)
             parameter.grad = None
     with torch.no_grad():
-        z = model.latent_encoder(table[ids[:4096]]).flatten(0, 1)
-        model.latent_mean.copy_(z.mean(0))
-        model.latent_std.copy_(z.std(0))
+        if first:
+            z = model.latent_encoder(data.table[data.ids[:4096]]).flatten(0, 1)
+            model.latent_mean.copy_(z.mean(0))
+            model.latent_std.copy_(z.std(0))
+        parts = [encode(model, data.table[part]) for part in torch.split(data.ids, 1024)]
+    data.latents = torch.cat(parts)
 
 
 def averaged(run: Run) -> LDLM:
@@ -196,20 +215,19 @@ def train(folder: Path, recipe: Recipe) -> LDLM:
     run = new_run(recipe)
     config = run.model.config
     ids = token_ids(training_sentences(recipe.sentences, recipe.seed, config), config)
-    table = frozen_language_model(config, recipe.seed)
+    data = Data(ids, frozen_language_model(config, recipe.seed))
     if (folder / STATE).exists():
         resume(run, folder)
-        if run.step >= recipe.autoencoder_steps:
-            for name, parameter in run.model.named_parameters():
-                parameter.requires_grad_(name.startswith("denoiser."))
+        if run.step > recipe.autoencoder_steps:
+            keep_autoencoder(run, data)
     started = time.perf_counter() - run.seconds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn()) as bar, (folder / LOG).open("a") as log:
         task = bar.add_task("training", total=recipe.steps, completed=run.step)
         while run.step < recipe.steps:
             if run.step == recipe.autoencoder_steps:
-                keep_autoencoder(run, ids, table)
-            losses = one_step(run, ids, table)
+                keep_autoencoder(run, data)
+            losses = one_step(run, data)
             run.step += 1
             run.seconds = time.perf_counter() - started
             bar.update(task, completed=run.step)

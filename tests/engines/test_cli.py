@@ -13,7 +13,7 @@ import pytest
 
 from engines.cli import main
 
-COMMANDS = ("init", "info", "convert", "export", "build", "verify", "sample")
+COMMANDS = ("init", "info", "convert", "export", "build", "verify", "sample", "evaluate")
 
 
 def ldlm(

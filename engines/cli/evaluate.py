@@ -1,0 +1,63 @@
+"""ldlm evaluate: the quality of the text, in every runtime and precision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines import manifest as manifests
+from engines.cli._shared import measured, out, precisions, steps
+from ldlm.sampler import SampleRequest
+from ldlm.schedule import TangentSchedule
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
+    judge: Annotated[
+        Path, typer.Option(help="Python file with accepts(text) and seen(); it is executed.")
+    ],
+    precision: Annotated[
+        str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
+    ] = None,
+    number: Annotated[int, typer.Option("--samples", "-n", help="Number of texts.")] = 1000,
+    n_steps: Annotated[
+        int | None, typer.Option("--steps", help="Denoiser calls; default the model's own.")
+    ] = None,
+    solver: Annotated[str, typer.Option(help="euler, ddpm or ddim.")] = "ddpm",
+    seed: Annotated[int, typer.Option(help="Of the noise, the same for every run.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print quality.json.")] = False,
+) -> None:
+    """Sample the same noise everywhere, and count what a judge accepts."""
+    manifest = manifests.load(folder)
+    config = manifest.config
+    request = SampleRequest(
+        d_model=config.d_model,
+        length=config.n_positions,
+        samples=number,
+        batch_size=64,
+        steps=config.sampler_steps if n_steps is None else n_steps,
+        solver=solver,
+        seed=seed,
+        schedule=TangentSchedule(config.tangent_d, config.t_min),
+    )
+    from engines.evaluate import evaluate, load_judge, save
+    from engines.report import quality_table
+    from engines.runtime.load import require_origin
+
+    exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
+    chosen = precisions(precision) if precision is not None else exported
+    require_origin(manifest, checkpoint)
+    verdict = load_judge(judge)
+    with measured("evaluate") as run, steps() as progress:
+        rows = evaluate(folder, manifest, checkpoint, chosen, request, verdict, progress)
+    document = save(folder, rows, request)
+    with manifests.updated(folder) as manifest:
+        manifest.runs["evaluate"] = run
+    if as_json:
+        out.print_json(json.dumps(document))
+    else:
+        out.print(quality_table(document))

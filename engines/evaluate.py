@@ -1,0 +1,184 @@
+"""How good is the text? A judge's verdict for every runtime and precision, on the same noise."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.manifest import QUALITY, Manifest
+from engines.runtime.load import load_stages, load_tokenizer
+from export.precision import half_dtype, policy
+from ldlm import files
+from ldlm import tokenizer as tokenizers
+from ldlm.errors import ConfigError
+from ldlm.sampler import SampleRequest, sample
+
+Ids = NDArray[np.int64]
+Progress = Callable[[str, int, int], None]
+
+# z of a 95 % interval.
+Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What decides about a text.
+
+    Attributes:
+        accepts: whether a text is right.
+        seen: the texts that the model was trained on.
+    """
+
+    accepts: Callable[[str], bool]
+    seen: Collection[str]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of the samples, with the ends of its 95 % interval (Wilson)."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, count: int, total: int) -> Share:
+        """The share count / total."""
+        p, z2 = count / total, Z * Z / total
+        middle = (p + z2 / 2) / (1 + z2)
+        half = Z / (1 + z2) * math.sqrt(p * (1 - p) / total + z2 / (4 * total))
+        return cls(p, max(0.0, middle - half), min(1.0, middle + half))
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The verdict on one runtime in one precision.
+
+    Attributes:
+        accepted: share of texts that the judge accepts.
+        unseen: share of texts that are not in the training set.
+        distinct: number of different texts.
+        mean_words: words per text.
+        agreement: share of tokens that are those of float32 PyTorch.
+    """
+
+    runtime: str
+    precision: str
+    samples: int
+    accepted: Share
+    unseen: Share
+    distinct: int
+    mean_words: float
+    agreement: float
+
+
+def load_judge(path: Path) -> Judge:
+    """A judge from a Python file that defines `accepts(text)` and `seen()`.
+
+    The file is executed: it is the user's own.
+
+    Raises:
+        ConfigError: it is not there, or does not define both.
+    """
+    spec = importlib.util.spec_from_file_location("judge", path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError("no judge there", expected="a Python file", got=path)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # a judge may have files beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    missing = [name for name in ("accepts", "seen") if not hasattr(module, name)]
+    if missing:
+        raise ConfigError(
+            f"{path} is not a judge",
+            expected="functions accepts(text) and seen()",
+            got=f"no {' and no '.join(missing)}",
+        )
+    return Judge(module.accepts, frozenset(module.seen()))
+
+
+def runs_of(precisions: Sequence[str]) -> list[tuple[str, str]]:
+    """(runtime, precision) of everything that can sample: half precisions in the evaluator."""
+    runs = [("torch", "fp32")]
+    for name in precisions:
+        half = half_dtype(policy(name))
+        if half != "bfloat16":
+            runs.append(("ort", name))
+        if half != "float32":
+            runs.append(("evaluator", name))
+    return runs
+
+
+def evaluate(
+    folder: Path,
+    manifest: Manifest,
+    checkpoint: Path,
+    precisions: Sequence[str],
+    request: SampleRequest,
+    judge: Judge,
+    progress: Progress,
+) -> list[Quality]:
+    """Sample the same noise on every runtime and precision, and let the judge decide.
+
+    Args:
+        folder, manifest: the artifacts.
+        checkpoint: what they were made from; float32 PyTorch on it is the reference.
+        precisions: of the exported ones.
+        request: what to sample.
+        judge: of the texts.
+        progress: told (what, step, steps).
+
+    Raises:
+        ArtifactError, SamplerError: as loading and sampling.
+    """
+    tokenizer = load_tokenizer(folder, manifest)
+    reference: Ids | None = None
+    found = []
+    for runtime, precision in runs_of(precisions):
+        stages = load_stages(
+            folder, manifest, runtime=runtime, precision=precision, checkpoint=checkpoint
+        )
+        label = f"{runtime} {precision}"
+        ids = sample(stages, request, lambda n, m, label=label: progress(label, n, m))  # type: ignore[misc]
+        reference = ids if reference is None else reference
+        texts = [
+            tokenizers.decode(tokenizer, row, manifest.config.end_of_text) for row in ids.tolist()
+        ]
+        count = len(texts)
+        found.append(
+            Quality(
+                runtime=runtime,
+                precision=precision,
+                samples=count,
+                accepted=Share.of(sum(map(judge.accepts, texts)), count),
+                unseen=Share.of(sum(text not in judge.seen for text in texts), count),
+                distinct=len(set(texts)),
+                mean_words=float(np.mean([len(text.split()) for text in texts])),
+                agreement=float(np.mean(ids == reference)),
+            )
+        )
+    return found
+
+
+def save(folder: Path, rows: Sequence[Quality], request: SampleRequest) -> dict[str, Any]:
+    """Write quality.json, and return what is in it."""
+    document = {
+        "steps": request.steps,
+        "solver": request.solver,
+        "seed": request.seed,
+        "length": request.length,
+        "rows": [asdict(row) for row in rows],
+    }
+    files.write_whole(folder / QUALITY, json.dumps(document, indent=1).encode())
+    return document

@@ -1,0 +1,16 @@
+"""What `ldlm evaluate --judge` asks about the grammar's texts."""
+
+from __future__ import annotations
+
+from data import training_sentences
+from language import Recogniser
+from recipe import Recipe
+
+from ldlm import PRESETS
+
+accepts = Recogniser()
+
+
+def seen() -> list[str]:
+    """The sentences that the published checkpoint was trained on."""
+    return training_sentences(Recipe.sentences, Recipe.seed, PRESETS["grammar"])
