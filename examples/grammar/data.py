@@ -36,7 +36,34 @@ def training_sentences(count: int, seed: int, config: LDLMConfig) -> list[str]:
     return generate(count, seed, max_words=config.n_positions - 1)
 
 
-def frozen_language_model(config: LDLMConfig, seed: int) -> Tensor:
-    """A table of hidden states [vocab, d], standard normal: what GPT-2 is for the real model."""
+def frozen_language_model(
+    ids: Tensor, config: LDLMConfig, seed: int, alike: float = 0.75
+) -> Tensor:
+    """A table of hidden states [vocab, d], unit root mean square: what GPT-2 is for the real model.
+
+    Like a language model's states, those of words that stand in the same places are alike: the
+    share `alike` of a vector comes from the counts of its neighbours in the training set (positive
+    pointwise mutual information, then a singular value decomposition), the rest is its own, at
+    random. With all of it at random, the plan of a sentence shows no earlier in the noise than its
+    words do, and the denoiser has to decide both at once.
+
+    Args:
+        ids: [sentences, T] tokens of the training set.
+        seed: of the random part.
+    """
+    vocab, d = config.vocab_size, config.d_model
+    pairs = torch.bincount((ids[:, :-1] * vocab + ids[:, 1:]).flatten(), minlength=vocab * vocab)
+    follows = pairs.reshape(vocab, vocab).double()
+    counts = torch.cat((follows, follows.T), dim=1)  # [vocab, 2 vocab]: words after, words before
+    share = counts / counts.sum()
+    expected = share.sum(1, keepdim=True) * share.sum(0, keepdim=True)
+    information = torch.log((share / expected.clamp(min=1e-12)).clamp(min=1.0))
+    left, values, _ = torch.linalg.svd(information, full_matrices=False)
+    rank = min(32, d)
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(config.vocab_size, config.d_model, generator=generator)
+    spread = torch.randn(rank, d, generator=generator, dtype=torch.float64)
+    common = (left[:, :rank] * values[:rank]) @ spread
+    own = torch.randn(vocab, d, generator=generator, dtype=torch.float64)
+    common, own = (x / x.norm(dim=1, keepdim=True).clamp(min=1e-9) for x in (common, own))
+    table = alike**0.5 * common + (1 - alike) ** 0.5 * own
+    return (table / table.square().mean(1, keepdim=True).sqrt()).float()

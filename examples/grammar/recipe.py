@@ -49,17 +49,17 @@ class Recipe:
     """
 
     steps: int = 12000
-    autoencoder_steps: int = 700
+    autoencoder_steps: int = 300
     batch_size: int = 64
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 2e-3
     warmup: int = 100
     weight_decay: float = 0.01
     clip: float = 1.0
     ema: float = 0.999
     decoder_noise: float = 1.0
     encoder_share: float = 0.2
-    share_at: int = 450
-    share_width: int = 40
+    share_at: int = 250
+    share_width: int = 20
     self_conditioning: float = 0.5
     noise_low: float = 0.7
     noise_high: float = 60.0

@@ -73,12 +73,11 @@ def new_run(recipe: Recipe, preset: str = "grammar") -> Run:
     model = LDLM(config)
     drawn = initialise(LDLM(config), recipe.seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(("latents", "positions")):
-                parameter.copy_(drawn.get_parameter(name))
-        model.latent_decoder.positions.mul_(config.d_model**0.5 / 27.7)
-        model.latent_encoder.positions.mul_(config.d_model**0.5 / 27.7)
+        for name in ("latent_decoder.positions", "latent_encoder.positions"):
+            positions = drawn.get_parameter(name) / drawn.get_parameter(name).std()
+            model.get_parameter(name).copy_(positions / config.p_scale)
         model.latent_decoder.mask_vector.copy_(drawn.latent_decoder.mask_vector)
+        align(model)
     # Latents of unit root mean square: otherwise they could outgrow the noise.
     model.latent_encoder.output_norm.gain.requires_grad_(False)
     model.tokenizer_json = make_tokenizer(config).to_str()
@@ -95,6 +94,24 @@ def new_run(recipe: Recipe, preset: str = "grammar") -> Run:
     times = AdaptiveTimes(recipe, TangentSchedule(config.tangent_d, config.t_min))
     average = {name: p.detach().clone() for name, p in parameters.items()}
     return Run(model, recipe, optimiser, times, average)
+
+
+def align(model: LDLM) -> None:
+    """Let every latent begin by reading its own position, and every position its own latent.
+
+    Nothing in the two Perceivers says that latent i belongs to word i. From random weights they
+    find some code that mixes positions, which decodes well and is hard to denoise.
+    """
+    encoder = model.latent_encoder
+    encoder.latents.copy_(encoder.positions)
+    encoder.latents_norm.gain.fill_(0.1)  # what is the same for every text takes little room
+    encoder.positions.mul_(0.5)
+    for block in (*encoder.blocks, *model.latent_decoder.blocks):
+        attention = block.attention
+        d = attention.kv.weight.shape[1]
+        attention.kv.weight[:d] = attention.qkv.weight[:d]  # keys of the context as the queries
+        attention.query_norm.gain.fill_(2.0)
+        attention.key_norm.gain.fill_(2.0)
 
 
 def save(run: Run, folder: Path) -> None:
@@ -163,7 +180,10 @@ def one_step(run: Run, data: Data) -> dict[str, float]:
         else:
             target = data.latents[rows]
             square = entropy = torch.zeros(())
-        each = diffusion_loss(model, target, t, recipe, generator)
+        if moving and recipe.share(step) < 0.01:  # until then the diffusion has nothing to learn
+            each = torch.zeros(recipe.batch_size)
+        else:
+            each = diffusion_loss(model, target, t, recipe, generator)
         loss = each.mean() + square + entropy
     loss.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
@@ -171,7 +191,8 @@ def one_step(run: Run, data: Data) -> dict[str, float]:
         group["lr"] = recipe.rate(step)
     run.optimiser.step()
     run.optimiser.zero_grad(set_to_none=True)
-    run.times.update(bins, each.detach().numpy())
+    if each.any():
+        run.times.update(bins, each.detach().numpy())
     decay = min(recipe.ema, (1 + step) / (10 + step))
     live = dict(model.named_parameters())
     torch._foreach_lerp_(
@@ -215,7 +236,7 @@ def train(folder: Path, recipe: Recipe) -> LDLM:
     run = new_run(recipe)
     config = run.model.config
     ids = token_ids(training_sentences(recipe.sentences, recipe.seed, config), config)
-    data = Data(ids, frozen_language_model(config, recipe.seed))
+    data = Data(ids, frozen_language_model(ids, config, recipe.seed))
     if (folder / STATE).exists():
         resume(run, folder)
         if run.step > recipe.autoencoder_steps:
