@@ -66,4 +66,5 @@ def frozen_language_model(
     own = torch.randn(vocab, d, generator=generator, dtype=torch.float64)
     common, own = (x / x.norm(dim=1, keepdim=True).clamp(min=1e-9) for x in (common, own))
     table = alike**0.5 * common + (1 - alike) ** 0.5 * own
-    return (table / table.square().mean(1, keepdim=True).sqrt()).float()
+    unit: Tensor = table / table.square().mean(1, keepdim=True).sqrt()
+    return unit.float()
