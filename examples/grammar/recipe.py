@@ -48,7 +48,7 @@ class Recipe:
         autocast: bf16, or none; on a CPU without bf16 units, bf16 is 10 times slower than float32.
     """
 
-    steps: int = 12000
+    steps: int = 6500
     autoencoder_steps: int = 300
     batch_size: int = 64
     learning_rate: float = 2e-3
