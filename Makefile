@@ -19,7 +19,7 @@ BIN  := $(VENV)/bin
 LDLM := $(BIN)/ldlm
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo engines sample parity test lint check clean
+.PHONY: help install engines sample parity test lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,14 +56,6 @@ $(ARTIFACTS)/manifest.json:
 sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## write text with RUNTIME, in the first PRECISION
 	$(LDLM) sample $(ARTIFACTS) --runtime $(RUNTIME) --precision $(FIRST_PRECISION) \
 	  --steps $(STEPS) --seed $(SEED) --checkpoint $(CHECKPOINT)
-
-DEMO := examples/grammar/checkpoint
-
-demo: $(VENV)/.installed ## a small trained model: export, verify, compile, and sentences
-	$(LDLM) export $(DEMO) --out artifacts/grammar --precision fp32
-	$(LDLM) verify artifacts/grammar --checkpoint $(DEMO)
-	$(LDLM) build artifacts/grammar --sm '$(SM)'
-	$(LDLM) sample artifacts/grammar --solver ddpm --steps 64 -n 10 --batch-size 10 --seed $(SEED)
 
 parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the whole proof: stress, sampler, damaged graphs
 	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --stress --self-test --sampler-steps 64

@@ -97,7 +97,7 @@ def build_artifacts(
     from engines.compile.targets import RTX
 
     manifest = manifests.load(folder)
-    chosen = precisions or list(dict.fromkeys(entry.precision for entry in manifest.graphs))
+    chosen = precisions or manifest.precisions()
     # Every input is looked at before the first engine is built.
     entries = [manifest.graph(name, weights) for name in chosen for weights in DEPLOYED]
     for entry in entries:

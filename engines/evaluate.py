@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.manifest import QUALITY, Manifest
+from engines.proof.parity import identity
 from engines.runtime.load import load_stages, load_tokenizer
-from export.precision import half_dtype, policy
+from export.precision import policy, product_dtype
+from export.stages import DEPLOYED
 from ldlm import files
 from ldlm import tokenizer as tokenizers
 from ldlm.errors import ConfigError
@@ -53,10 +55,13 @@ class Share:
     @classmethod
     def of(cls, count: int, total: int) -> Share:
         """The share count / total."""
+        if not total:
+            return cls(0.0, 0.0, 1.0)
         p, z2 = count / total, Z * Z / total
         middle = (p + z2 / 2) / (1 + z2)
         half = Z / (1 + z2) * math.sqrt(p * (1 - p) / total + z2 / (4 * total))
-        return cls(p, max(0.0, middle - half), min(1.0, middle + half))
+        low, high = max(0.0, middle - half), min(1.0, middle + half)
+        return cls(p, low if count else 0.0, high if count < total else 1.0)
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,11 @@ class Quality:
 
     Attributes:
         accepted: share of texts that the judge accepts.
-        unseen: share of texts that are not in the training set.
+        unseen: share of the accepted texts that are not in the training set.
         distinct: number of different texts.
         mean_words: words per text.
-        agreement: share of tokens that are those of float32 PyTorch.
+        agreement: share of tokens that are float32 PyTorch's, up to the end of the longer text.
+        same: share of texts that are float32 PyTorch's.
     """
 
     runtime: str
@@ -79,40 +85,44 @@ class Quality:
     distinct: int
     mean_words: float
     agreement: float
+    same: float
 
 
 def load_judge(path: Path) -> Judge:
     """A judge from a Python file that defines `accepts(text)` and `seen()`.
 
-    The file is executed: it is the user's own.
+    `accepts` says whether a text is right; `seen` returns the texts that were trained on. The file
+    is executed: it is the user's own.
 
     Raises:
-        ConfigError: it is not there, or does not define both.
+        ConfigError: it is not there, does not run, or does not define both.
     """
     spec = importlib.util.spec_from_file_location("judge", path) if path.is_file() else None
     if spec is None or spec.loader is None:
-        raise ConfigError("no judge there", expected="a Python file", got=path)
+        raise ConfigError("no judge there", expected="a Python file, *.py", got=path)
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # a judge may have files beside it
     try:
         spec.loader.exec_module(module)
+        judge = Judge(module.accepts, frozenset(module.seen()))
+        judge.accepts("")
+    except Exception as error:  # whatever a user's file raises
+        raise ConfigError(
+            f"{path} is not a usable judge",
+            expected="a file that defines accepts(text) -> bool and seen() -> texts",
+            got=f"{type(error).__name__}: {error}",
+            remedy="mend the file, or install what it imports",
+        ) from error
     finally:
         sys.path.remove(str(path.parent))
-    missing = [name for name in ("accepts", "seen") if not hasattr(module, name)]
-    if missing:
-        raise ConfigError(
-            f"{path} is not a judge",
-            expected="functions accepts(text) and seen()",
-            got=f"no {' and no '.join(missing)}",
-        )
-    return Judge(module.accepts, frozenset(module.seen()))
+    return judge
 
 
 def runs_of(precisions: Sequence[str]) -> list[tuple[str, str]]:
     """(runtime, precision) of everything that can sample: half precisions in the evaluator."""
     runs = [("torch", "fp32")]
     for name in precisions:
-        half = half_dtype(policy(name))
+        half = product_dtype(policy(name))
         if half != "bfloat16":
             runs.append(("ort", name))
         if half != "float32":
@@ -143,6 +153,10 @@ def evaluate(
         ArtifactError, SamplerError: as loading and sampling.
     """
     tokenizer = load_tokenizer(folder, manifest)
+    for name in precisions:  # before the first minute is spent
+        for stage in DEPLOYED:
+            manifest.graph(name, stage)
+    end = tokenizers.end_id(tokenizer, manifest.config.end_of_text)
     reference: Ids | None = None
     found = []
     for runtime, precision in runs_of(precisions):
@@ -156,24 +170,45 @@ def evaluate(
             tokenizers.decode(tokenizer, row, manifest.config.end_of_text) for row in ids.tolist()
         ]
         count = len(texts)
+        good = [text for text in texts if judge.accepts(text)]
+        equal = (ids == reference) | ~_before_end(ids, reference, end)
         found.append(
             Quality(
                 runtime=runtime,
                 precision=precision,
                 samples=count,
-                accepted=Share.of(sum(map(judge.accepts, texts)), count),
-                unseen=Share.of(sum(text not in judge.seen for text in texts), count),
+                accepted=Share.of(len(good), count),
+                unseen=Share.of(sum(text not in judge.seen for text in good), len(good)),
                 distinct=len(set(texts)),
                 mean_words=float(np.mean([len(text.split()) for text in texts])),
-                agreement=float(np.mean(ids == reference)),
+                agreement=float(np.mean(equal[_before_end(ids, reference, end)])),
+                same=float(np.mean(equal.all(axis=1))),
             )
         )
     return found
 
 
-def save(folder: Path, rows: Sequence[Quality], request: SampleRequest) -> dict[str, Any]:
-    """Write quality.json, and return what is in it."""
+def _before_end(ids: Ids, reference: Ids, end: int) -> NDArray[np.bool_]:
+    """Which positions [samples, T] belong to either text: its words and its end."""
+    inside = np.zeros(ids.shape, bool)
+    for tokens in (ids, reference):
+        ended = np.cumsum(tokens == end, axis=1)
+        inside |= (ended == 0) | ((ended == 1) & (tokens == end))
+    return inside
+
+
+def save(
+    folder: Path, manifest: Manifest, rows: Sequence[Quality], request: SampleRequest
+) -> dict[str, Any]:
+    """Write quality.json, and return what is in it: the verdict, and on which graphs."""
+    graphs = {
+        f"{entry.precision}/{entry.stage}": identity(entry)
+        for entry in manifest.graphs
+        if entry.stage in DEPLOYED and entry.precision in {row.precision for row in rows}
+    }
     document = {
+        "checkpoint": manifest.checkpoint,
+        "graphs": graphs,
         "steps": request.steps,
         "solver": request.solver,
         "seed": request.seed,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from export.precision import is_experiment
 from export.stages import AxisRange
 from ldlm import files
 from ldlm.config import LDLMConfig
@@ -134,6 +135,23 @@ class Manifest:
     engines: list[EngineEntry] = field(default_factory=list)
     runs: dict[str, dict[str, float]] = field(default_factory=dict)
     schema: int = SCHEMA
+
+    def precisions(self) -> list[str]:
+        """What was exported, in order; experiments must be asked for by name.
+
+        Raises:
+            ArtifactError: nothing else was.
+        """
+        names = list(dict.fromkeys(entry.precision for entry in self.graphs))
+        found = [name for name in names if not is_experiment(name)]
+        if not found:
+            raise ArtifactError(
+                "no precision was exported",
+                expected="fp32, fp16 or bf16",
+                got=", ".join(names) or "nothing",
+                remedy="ldlm export; an experiment is asked for by --precision",
+            )
+        return found
 
     def graph(self, precision: str, stage: str) -> GraphEntry:
         """The entry of a graph.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from engines.manifest import Manifest
+from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.parity import is_current, read
 from engines.proof.tables import number, share_of_limit
 from export.stages import DEPLOYED, STAGES
@@ -46,11 +47,11 @@ def quality_table(quality: dict[str, Any]) -> Table:
     table = Table(
         title="Quality of the text, on the same noise",
         caption=f"{quality['steps']} steps of {quality['solver']}, seed {quality['seed']}; "
-        "95 % intervals (Wilson); agreement: share of tokens that are float32 PyTorch's",
+        "95 % intervals (Wilson); unseen: of the accepted; agreement: with PyTorch fp32",
     )
     for column in ("runtime", "precision", "samples"):
         table.add_column(column)
-    for column in ("accepted %", "unseen %", "distinct", "words", "agreement"):
+    for column in ("accepted %", "unseen %", "distinct", "words", "agreement", "same texts"):
         table.add_column(column, justify="right")
 
     def share(value: dict[str, float]) -> str:
@@ -60,7 +61,7 @@ def quality_table(quality: dict[str, Any]) -> Table:
         table.add_row(
             row["runtime"], row["precision"], str(row["samples"]),
             share(row["accepted"]), share(row["unseen"]), str(row["distinct"]),
-            f"{row['mean_words']:.1f}", f"{row['agreement']:.4f}",
+            f"{row['mean_words']:.1f}", f"{row['agreement']:.4f}", f"{row['same']:.3f}",
         )  # fmt: skip
     return table
 
@@ -71,7 +72,7 @@ def summary_table(folder: Path, manifest: Manifest) -> Table:
     table = Table(
         title=f"{manifest.name}: {folder}",
         caption="error: worst relative L2 against "
-        "float32 PyTorch; the half precisions' limit is 1.25 times PyTorch autocast's",
+        f"float32 PyTorch; the half precisions' limit is {AUTOCAST_RATIO} times PyTorch autocast's",
     )
     for column in (
         "stage",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from export import checks, precision
 from export.passes.argmax_tail import argmax_tail
 from export.passes.strip_metadata import strip_metadata
-from export.stages import DYNAMIC, EXAMPLE, STAGES, StageSpec, graph_ranges, stage
+from export.stages import DYNAMIC, STAGES, StageSpec, compared, example_sizes, graph_ranges, stage
 from ldlm import files
 from ldlm.errors import ExportError
 
@@ -67,7 +67,7 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
     weights = stage(name).weights
     rules = precision.policy(precision_name)
     specs = [spec for spec in STAGES if spec.weights == weights]
-    traced = specs[-1]  # of the token decoder's two ends, the one that has the logits
+    traced = compared(weights)
     module = precision.apply(traced.build(model), weights, rules).eval()
     size = sum(tensor.nbytes for tensor in checks.tensors_of(module).values())
     files.require_space(folder, size + (8 << 20))
@@ -101,8 +101,9 @@ def example_inputs(spec: StageSpec, config: LDLMConfig) -> tuple[Tensor, ...]:
     The same tensor for two inputs would be merged into one by the exporter.
     """
     generator = torch.Generator().manual_seed(0)
+    sizes = example_sizes(config)
     return tuple(
-        torch.rand(tensor.shape(config, EXAMPLE), generator=generator) for tensor in spec.inputs
+        torch.rand(tensor.shape(config, sizes), generator=generator) for tensor in spec.inputs
     )
 
 

@@ -91,15 +91,26 @@ def experiment(name: str, islands: Sequence[str]) -> str:
     if not islands:
         return name
     without_islands(policy(name), islands)
-    return name + WITHOUT + "+".join(island for island in ISLANDS if island in islands)
+    base, _, before = name.partition(WITHOUT)
+    off = {*islands, *before.split("+")}
+    return base + WITHOUT + "+".join(island for island in ISLANDS if island in off)
 
 
 def islands_of(stage: str, rules: tuple[Rule, ...]) -> list[str]:
-    """The islands that a policy gives to a stage."""
-    return [rule.what for rule in rules if rule.what in ISLANDS and rule.applies(stage)]
+    """The islands that a policy keeps in a stage."""
+    return [
+        rule.what
+        for rule in rules
+        if rule.what in ISLANDS and rule.applies(stage) and rule.dtype == "float32"
+    ]
 
 
-def half_dtype(rules: tuple[Rule, ...]) -> str:
+def is_experiment(name: str) -> bool:
+    """Whether a policy's name says that islands are switched off."""
+    return WITHOUT in name
+
+
+def product_dtype(rules: tuple[Rule, ...]) -> str:
     """The dtype that a policy gives to the weights of its products."""
     return next(rule.dtype for rule in rules if rule.what in (ANY, "linear"))
 
@@ -115,8 +126,13 @@ def without_islands(rules: tuple[Rule, ...], names: Sequence[str]) -> tuple[Rule
         if name not in ISLANDS:
             raise ConfigError("no such island", expected=", ".join(ISLANDS), got=name)
         if name not in known:
-            raise ConfigError("float32 throughout has no island to switch off", got=name)
-    dtype = half_dtype(rules)
+            raise ConfigError(
+                "float32 throughout has no island to switch off",
+                expected="a half precision",
+                got=f"fp32 without {name}",
+                remedy="add --precision fp16 or bf16",
+            )
+    dtype = product_dtype(rules)
     return tuple(
         replace(rule, dtype=dtype, reason="switched off for an experiment")
         if rule.what in names

@@ -23,7 +23,11 @@ BATCH, LENGTH, WIDTH, VOCAB = "batch", "length", "d_model", "vocab_size"
 DYNAMIC = (BATCH, LENGTH)
 
 MAX_BATCH = 64  # in the graph; engine profiles go to 8 unless asked (float32 logits: 13 GB at 64)
-EXAMPLE = {BATCH: 2, LENGTH: 24}  # the export example; the proof runs at other sizes
+
+
+def example_sizes(config: LDLMConfig) -> dict[str, int]:
+    """Sizes of the export example: neither 1 nor the largest; the proof runs at other lengths."""
+    return {BATCH: 2, LENGTH: min(24, max(2, 3 * config.n_positions // 4))}
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,11 @@ STAGES: tuple[StageSpec, ...] = (
 
 # What is exported in one piece, and what generation needs: one entry per weights file.
 DEPLOYED: tuple[str, ...] = tuple(dict.fromkeys(spec.weights for spec in STAGES))
+
+
+def compared(weights: str) -> StageSpec:
+    """Of the stages that share these weights, the one whose output is compared: logits, not ids."""
+    return [spec for spec in STAGES if spec.weights == weights][-1]
 
 
 def stage(name: str) -> StageSpec:

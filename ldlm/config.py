@@ -159,19 +159,6 @@ PRESETS: dict[str, LDLMConfig] = {
         decoder_blocks=2,
         token_blocks=2,
     ),
-    # The model of examples/grammar: one token per word, and short sentences.
-    "grammar": LDLMConfig(
-        d_model=128,
-        n_heads=4,
-        n_positions=16,
-        vocab_size=78,
-        denoiser_blocks=6,
-        encoder_blocks=1,
-        decoder_blocks=2,
-        token_blocks=1,
-        time_max_period=0.02,
-        sampler_steps=256,
-    ),
 }
 
 

@@ -70,11 +70,22 @@ def checked(tokenizer: Tokenizer, config: LDLMConfig) -> Tokenizer:
             expected=f"{config.vocab_size} tokens",
             got=f"{size} tokens",
         )
-    if tokenizer.token_to_id(config.end_of_text) is None:
-        raise TokenizerError(
-            "the tokenizer has no end-of-text token", expected=config.end_of_text, got="none"
-        )
+    end_id(tokenizer, config.end_of_text)
     return tokenizer
+
+
+def end_id(tokenizer: Tokenizer, end_of_text: str) -> int:
+    """The id of the token that ends a text.
+
+    Raises:
+        TokenizerError: there is none.
+    """
+    found: int | None = tokenizer.token_to_id(end_of_text)
+    if found is None:
+        raise TokenizerError(
+            "the tokenizer has no end-of-text token", expected=end_of_text, got="none"
+        )
+    return found
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], end_of_text: str, *, raw: bool = False) -> str:
@@ -82,7 +93,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int], end_of_text: str, *, raw: b
     tokens = list(ids)
     if raw:
         return str(tokenizer.decode(tokens, skip_special_tokens=False))
-    end = tokenizer.token_to_id(end_of_text)
+    end = end_id(tokenizer, end_of_text)
     cut = tokens.index(end) if end in tokens else len(tokens)
     return str(tokenizer.decode(tokens[:cut], skip_special_tokens=True))
 

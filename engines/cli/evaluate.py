@@ -29,6 +29,10 @@ def command(
     ] = None,
     solver: Annotated[str, typer.Option(help="euler, ddpm or ddim.")] = "ddpm",
     seed: Annotated[int, typer.Option(help="Of the noise, the same for every run.")] = 0,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens per text; default the model's most.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Texts that run together.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print quality.json.")] = False,
 ) -> None:
     """Sample the same noise everywhere, and count what a judge accepts."""
@@ -36,9 +40,9 @@ def command(
     config = manifest.config
     request = SampleRequest(
         d_model=config.d_model,
-        length=config.n_positions,
+        length=config.n_positions if length is None else length,
         samples=number,
-        batch_size=64,
+        batch_size=batch_size,
         steps=config.sampler_steps if n_steps is None else n_steps,
         solver=solver,
         seed=seed,
@@ -48,13 +52,12 @@ def command(
     from engines.report import quality_table
     from engines.runtime.load import require_origin
 
-    exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
-    chosen = precisions(precision) if precision is not None else exported
+    chosen = precisions(precision) if precision is not None else manifest.precisions()
     require_origin(manifest, checkpoint)
     verdict = load_judge(judge)
     with measured("evaluate") as run, steps() as progress:
         rows = evaluate(folder, manifest, checkpoint, chosen, request, verdict, progress)
-    document = save(folder, rows, request)
+    document = save(folder, manifest, rows, request)
     with manifests.updated(folder) as manifest:
         manifest.runs["evaluate"] = run
     if as_json:

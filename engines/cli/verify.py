@@ -39,13 +39,14 @@ def command(
 ) -> None:
     """Compare every graph with the reference model; exits with 1 if a gate fails."""
     manifest = manifests.load(folder)
+    from engines.proof.parity import read
     from engines.proof.tables import tables
     from engines.proof.verify import Extra, verify
     from engines.runtime.load import require_origin
     from ldlm.model import LDLM
 
-    exported = list(dict.fromkeys(entry.precision for entry in manifest.graphs))
-    chosen = precisions(precision) if precision is not None else exported
+    read(folder)  # a damaged proof is found before time is spent on a new one
+    chosen = precisions(precision) if precision is not None else manifest.precisions()
     extra = Extra(stress, damage, taps, ablate, sampler_steps)
     with measured("verify") as run, spinner() as progress:
         model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))

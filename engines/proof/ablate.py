@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
-from engines.proof.inputs import stage_inputs
+from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.stage import Subject, against, autocast_outputs
 from engines.proof.stress import stress_inputs, stressed
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
 from export.exporter import export_stage
-from export.stages import DEPLOYED, STAGES, StageSpec
+from export.stages import DEPLOYED, StageSpec, compared
 from ldlm import files
+from ldlm.errors import ConfigError
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -77,16 +78,33 @@ def ablate(
         progress: told what is being done.
 
     Raises:
+        ConfigError: no half precision among them.
         ExportError, DiskSpaceError: as the export.
     """
     rows = []
+    half = half_ones(precisions)
     for kind, weights in (("given", model), ("stress", stressed(model))):
-        for name in precisions:
-            if policies.half_dtype(policies.policy(name)) == "float32":
-                continue
+        for name in half:
             for stage in stages:
                 rows += list(_stage(weights, kind, name, stage, progress))
     return rows
+
+
+def half_ones(precisions: Sequence[str]) -> list[str]:
+    """The half precisions among these.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    half = [n for n in precisions if policies.product_dtype(policies.policy(n)) != "float32"]
+    if not half:
+        raise ConfigError(
+            "there is no half precision to ablate",
+            expected="fp16 or bf16",
+            got=", ".join(precisions),
+            remedy="export one, and name it",
+        )
+    return half
 
 
 def _stage(
@@ -103,19 +121,18 @@ class Bench:
     """One stage, its weights and inputs, and what float32 and autocast make of them."""
 
     def __init__(self, model: LDLM, kind: str, precision: str, weights: str) -> None:
-        self.spec: StageSpec = [s for s in STAGES if s.weights == weights][-1]
+        self.spec: StageSpec = compared(weights)
         self.model, self.kind, self.precision = model, kind, precision
-        batch, length = CASE[0], min(CASE[1], model.config.n_positions)
-        arrays = stage_inputs(self.spec, model.config, batch, length)
+        case = clamped(CASE, model.config)
+        arrays = stage_inputs(self.spec, model.config, *case)
         self.inputs = stress_inputs(self.spec, arrays) if kind == "stress" else arrays
         self.expected = TorchStage(model, self.spec)(*self.inputs)
         import torch
 
-        case = (batch, length)
         subject = Subject(
             model, self.spec, precision, kind, {}, {case: self.inputs}, {case: self.expected}
         )
-        dtype = getattr(torch, policies.half_dtype(policies.policy(precision)))
+        dtype = getattr(torch, policies.product_dtype(policies.policy(precision)))
         self.autocast = against(autocast_outputs(subject, dtype)[case], self.expected).relative_l2
 
     def without(self, off: Sequence[str]) -> Ablation:

@@ -16,7 +16,7 @@ from engines.manifest import Manifest
 from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO, DRIFT_FLOAT32
 from engines.proof.half import HalfProducts
-from engines.proof.parity import Line
+from engines.proof.parity import SAMPLER, Line
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
@@ -75,7 +75,7 @@ def drift(
             }
             limit, share = DRIFT_FLOAT32, 0.0
         else:
-            dtype = getattr(torch, policies.half_dtype(policies.policy(name)))
+            dtype = getattr(torch, policies.product_dtype(policies.policy(name)))
             autocast = _run(torch_stages, request, HalfProducts(dtype))
             limit = AUTOCAST_RATIO * _over_steps(_distances(autocast, reference))
             share = float(np.mean(autocast.tokens != reference.tokens))
@@ -85,7 +85,7 @@ def drift(
             }
         run = _run(runtime, request)
         curves[name] = _distances(run, reference)
-        where = ("sampler", name, "given")
+        where = (SAMPLER, name, "given")
         lines.append(Line(*where, "drift", 1, length, _over_steps(curves[name]), limit))
         differ = float(np.mean(run.tokens != reference.tokens))
         # A share of few tokens is coarse: one token more than autocast is no finding.

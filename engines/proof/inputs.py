@@ -15,6 +15,11 @@ from ldlm.schedule import TangentSchedule
 Array = NDArray[Any]
 
 
+def clamped(case: tuple[int, int], config: LDLMConfig) -> tuple[int, int]:
+    """A case (batch, length) that the model has positions for."""
+    return case[0], min(case[1], config.n_positions)
+
+
 def stage_inputs(
     spec: StageSpec, config: LDLMConfig, batch: int, length: int, seed: int = 0
 ) -> tuple[Array, ...]:

@@ -19,6 +19,9 @@ from ldlm.errors import ArtifactError, ParityError
 PARTS = ("lines", "islands", "taps", "self_test", "ablation")
 GATED = ("lines", "islands", "self_test")
 
+# The stage of the lines about the whole sampler.
+SAMPLER = "sampler"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -145,9 +148,11 @@ class Parity:
         missed = [outcome for outcome in self.self_test if not outcome["passed"]]
         if missed:
             raise ParityError(
-                f"{len(missed)} of {len(self.self_test)} damaged graphs pass unnoticed; the first "
-                f"is '{missed[0]['damage']}' in {missed[0]['precision']}",
+                f"{len(missed)} of {len(self.self_test)} graphs of the self-test are judged wrong; "
+                f"the first is '{missed[0]['damage']}' in {missed[0]['precision']}",
                 stage=missed[0]["stage"],
+                expected="every damage noticed, and no other graph",
+                got=", ".join(missed[0]["noticed_by"]) or "noticed by no question",
             )
 
 

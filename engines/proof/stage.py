@@ -111,7 +111,7 @@ def _half(subject: Subject) -> Iterator[Line]:
     module = policies.apply(spec.build(model), spec.weights, rules)
     yield from _formula(subject, policies.without_rounding(module))
 
-    autocast = autocast_outputs(subject, getattr(torch, policies.half_dtype(rules)))
+    autocast = autocast_outputs(subject, getattr(torch, policies.product_dtype(rules)))
     evaluator = EvaluatorStage(subject.paths["graph"], spec)
     policy = TorchStage(model, spec, module)
     outputs = {case: evaluator(*arrays) for case, arrays in subject.inputs.items()}
@@ -122,7 +122,7 @@ def _half(subject: Subject) -> Iterator[Line]:
     yield subject.line("graph", ALL, _pooled(outputs, same_policy), AGREEMENT_RATIO * error)
     limit = AUTOCAST_RATIO * error
     yield subject.line("precision", ALL, _pooled(outputs, subject.expected), limit)
-    if policies.half_dtype(rules) in ORT_HALF:
+    if policies.product_dtype(rules) in ORT_HALF:
         stage = OrtStage(subject.paths["graph"], spec, model.config)
         file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
         yield subject.line("file", ALL, _pooled(file, subject.expected), limit)

@@ -9,7 +9,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from engines.proof.gates import STANDS_OUT
+from engines.proof.gates import AUTOCAST_RATIO, STANDS_OUT
+from engines.proof.parity import SAMPLER
 from export.precision import ISLANDS
 from export.stages import DEPLOYED, STAGES
 from export.taps import TAPS
@@ -40,7 +41,8 @@ def parity_table(parity: dict[str, Any]) -> Table:
         title="Parity against PyTorch",
         caption=(
             "graph: file = model of the same policy.  formula: file without rounding = model.\n"
-            "precision: file against float32, held to 1.25 x autocast.  file: in ONNX Runtime.\n"
+            f"precision: file against float32, held to {AUTOCAST_RATIO} x autocast.  "
+            "file: in ONNX Runtime.\n"
             "kl: of the softmax, held to autocast's.  tokens: share that differs and is no near-tie"
         ),
     )
@@ -137,7 +139,9 @@ def taps_table(report: Document) -> Table:
     verdict = (
         "no equation stands out from those before it"
         if first is None
-        else f"[red]first at {first}: more than {STANDS_OUT:.0f} times all before it[/]"
+        else f"[red]first at {escape(first)}: more than {STANDS_OUT:.0f} times all before it[/]"
+        if errors
+        else f"[red]the file has other operators: {escape(first)}[/]"
     )
     table = Table(
         title=f"Taps: {report['stage']} {report['precision']}, {report['question']}",
@@ -150,7 +154,7 @@ def taps_table(report: Document) -> Table:
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
 
     def cell(name: str) -> str:
-        text = number(errors[name], digits=0)
+        text = number(errors[name], digits=0) if name in errors else "-"
         return f"[red]{text}[/]" if name == first else text
 
     for tap in taps.before:
@@ -167,7 +171,8 @@ def ablation_table(parity: Document) -> Table:
     """What each island buys: errors in units of autocast's."""
     table = Table(
         title="Islands switched off: error against float32, in units of PyTorch autocast's",
-        caption="each column is one island in half; the gate is 1.25; inf: the graph overflows",
+        caption=f"each column is one island in half; the gate is {AUTOCAST_RATIO}; "
+        "inf: the graph overflows",
     )
     for column in ("stage", "weights", "precision", "autocast", "none", *ISLANDS, "all"):
         left = column in ("stage", "weights", "precision")
@@ -221,16 +226,26 @@ def answers_table(parity: Document) -> Table:
                 "it is the measure" if exact else _worst(of_rounding),
                 _count(mine["islands"], "dtypes"), _count(mine["self_test"], "damages"),
             )  # fmt: skip
+    for precision in precisions:
+        drift = [
+            line
+            for line in parity["lines"]
+            if (line["stage"], line["precision"]) == (SAMPLER, precision)
+        ]
+        if drift:
+            table.add_row(SAMPLER, precision, "", _worst(drift), "", "")
     return table
 
 
 def _worst(lines: list[Document]) -> str:
     if not lines:
         return "not asked"
-    share = max(share_of_limit(line) for line in lines)
-    failed = sum(not line["passed"] for line in lines)
-    shown = f"{share:.2g} of the limit"
-    return f"[red]NO: {failed} of {len(lines)}, {shown}[/]" if failed else f"yes, {shown}"
+    failed = [line for line in lines if not line["passed"]]
+    share = max(share_of_limit(line) for line in failed or lines)
+    if not failed:
+        return f"yes, {share:.2g} of the limit"
+    shown = f"{share:.2g} times the limit" if failed[0]["limit"] else f"{share:.2g} in place of 0"
+    return f"[red]NO: {len(failed)} of {len(lines)}, {shown}[/]"
 
 
 def _count(records: list[Document], what: str) -> str:
@@ -244,7 +259,7 @@ def _count(records: list[Document], what: str) -> str:
 def number(value: float | None, digits: int = 1) -> str:
     """A measurement for a table; parity.json has null for what is not finite."""
     if value is None:
-        return "NaN"
+        return "not finite"
     return f"{value:.{digits + 1}g}" if digits else f"{value:.0e}"
 
 

@@ -7,6 +7,7 @@ rounding    the half file in the evaluator against float32 PyTorch: shows where 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +20,16 @@ from numpy.typing import NDArray
 from engines.manifest import Manifest
 from engines.proof.evaluator import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
-from engines.proof.inputs import stage_inputs
+from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.parity import Line
 from engines.proof.stage import against, save_graph
 from engines.runtime.ort import OrtStage
 from export import precision as policies
 from export.passes.widen import widen
-from export.stages import DEPLOYED, STAGES, StageSpec
+from export.stages import DEPLOYED, StageSpec, compared
 from export.taps import tapped, tapped_graph
 from ldlm import files
+from ldlm.errors import GraphCheckError
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -40,13 +42,17 @@ class TapReport:
     """One stage in one precision, one question.
 
     Attributes:
-        errors: relative L2 per tap, in the order of computation.
-        first: the first tap that stands out from all before it, if one does.
+        case: (batch, length) of the inputs.
+        errors: relative L2 per tap, in the order of computation; empty if the file has other
+            operators than the model.
+        first: the first tap that stands out from all before it, if one does; or where the
+            operators begin to differ.
     """
 
     stage: str
     precision: str
     question: str
+    case: tuple[int, int]
     errors: dict[str, float]
     first: str | None
 
@@ -54,9 +60,10 @@ class TapReport:
         """The gate: no equation of the formula may differ."""
         if self.question != "formula":
             return None
-        worst = max(self.errors, key=lambda name: self.errors[name])
+        name = self.first or max(self.errors, key=lambda name: self.errors[name])
         where = (self.stage, self.precision, "given", "taps")
-        return Line(*where, *CASE, self.errors[worst], FORMULA_L2, tensor=self.first or worst)
+        error = self.errors.get(name, math.inf)
+        return Line(*where, *self.case, error, FORMULA_L2, tensor=name)
 
 
 def look(
@@ -73,13 +80,14 @@ def look(
         folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
         stages: names of weights' stages.
 
+    A file with other operators than the model exports to is a report of its own, that fails.
+
     Raises:
-        GraphCheckError: a file has other operators than the model exports to.
         ArtifactError: a graph was not exported, or its files have changed.
     """
     reports = []
     for weights in stages:
-        spec = [s for s in STAGES if s.weights == weights][-1]
+        spec = compared(weights)
         for name in precisions:
             entry = manifest.graph(name, spec.name)
             entry.data.verified(folder)
@@ -91,15 +99,20 @@ def look(
 def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[TapReport]:
     rules = policies.policy(precision)
     module = policies.apply(spec.build(model), spec.weights, rules).eval()
-    graph, outputs = tapped_graph(path, module, spec, model.config)
-    inputs = stage_inputs(spec, model.config, *CASE)
+    case = clamped(CASE, model.config)
+    try:
+        graph, outputs = tapped_graph(path, module, spec, model.config)
+    except GraphCheckError as error:
+        where = f"{error.details['tensor']}: {error.details.get('got', 'nothing')}"
+        return [TapReport(spec.name, precision, "formula", case, {}, where)]
+    inputs = stage_inputs(spec, model.config, *case)
     reports = []
-    if policies.half_dtype(rules) != "float32":
+    if policies.product_dtype(rules) != "float32":
         feeds = {tensor.name: array for tensor, array in zip(spec.inputs, inputs, strict=True)}
         rounded = Evaluator(graph.graph).run(feeds)
         got = {tap: rounded[name] for tap, name in outputs.items()}
         reference = torch_taps(spec.build(model), spec, inputs)
-        reports.append(_report(spec, precision, "rounding", got, reference))
+        reports.append(_report(spec, precision, "rounding", case, got, reference))
         widen(graph)
         module = policies.without_rounding(module)
     with files.staging_folder(Path(tempfile.gettempdir())) as staging:
@@ -107,7 +120,7 @@ def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[Tap
         arrays = stage.run(list(outputs.values()), *inputs)
     got = dict(zip(outputs, arrays, strict=True))
     return [
-        _report(spec, precision, "formula", got, torch_taps(module, spec, inputs)),
+        _report(spec, precision, "formula", case, got, torch_taps(module, spec, inputs)),
         *reports,
     ]
 
@@ -125,15 +138,17 @@ def _report(
     spec: StageSpec,
     precision: str,
     question: str,
+    case: tuple[int, int],
     got: Mapping[str, Array],
     reference: Mapping[str, Array],
 ) -> TapReport:
     errors = {tap: against(got[tap], reference[tap]).relative_l2 for tap in reference}
     floor = FORMULA_L2 / STANDS_OUT
     if question == "rounding":
-        dtype = policies.half_dtype(policies.policy(precision))
+        dtype = policies.product_dtype(policies.policy(precision))
         floor = torch.finfo(getattr(torch, dtype)).eps
-    return TapReport(spec.name, precision, question, errors, first_to_stand_out(errors, floor))
+    first = first_to_stand_out(errors, floor)
+    return TapReport(spec.name, precision, question, case, errors, first)
 
 
 def first_to_stand_out(errors: Mapping[str, float], floor: float) -> str | None:

@@ -9,19 +9,22 @@ from pathlib import Path
 
 from engines.manifest import Manifest
 from engines.proof import islands, taps
-from engines.proof.ablate import ablate
+from engines.proof.ablate import ablate, half_ones
 from engines.proof.drift import drift
 from engines.proof.gates import CASES
-from engines.proof.inputs import stage_inputs
+from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.parity import Line, Parity, identity
-from engines.proof.selftest import self_test
+from engines.proof.selftest import require_policies, self_test
 from engines.proof.stage import Case, Subject, float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
-from export.stages import DEPLOYED, STAGES
+from export.stages import DEPLOYED, STAGES, compared
 from ldlm import files
 from ldlm.model import LDLM
+from ldlm.sampler import SampleRequest
+from ldlm.schedule import TangentSchedule
+from ldlm.solvers import step_table
 
 Progress = Callable[[str], None]
 
@@ -71,8 +74,9 @@ def verify(
 
     Raises:
         ArtifactError: a graph was not exported, or its files have changed.
-        GraphCheckError: a file has other operators than the model exports to (taps).
+        ConfigError, SamplerError: something is asked that cannot be.
     """
+    _require_possible(manifest, precisions, extra)
     parity = Parity([], {})
     for weights in DEPLOYED:
         specs = [spec for spec in STAGES if spec.weights == weights]
@@ -90,6 +94,20 @@ def verify(
         parity.lines += _stress(folder, model, precisions, progress)
     _ask_more(parity, folder, manifest, model, precisions, progress, extra)
     return parity
+
+
+def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -> None:
+    """Refuse at once what would fail after minutes."""
+    for name in precisions:
+        for spec in (s for s in STAGES if s.weights in DEPLOYED):
+            manifest.graph(name, spec.name)
+    if extra.sampler_steps:
+        schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
+        step_table(SampleRequest.solver, schedule, schedule.grid(extra.sampler_steps))
+    if extra.self_test:
+        require_policies(precisions)
+    if extra.ablate:
+        half_ones(precisions)
 
 
 def _ask_more(
@@ -117,7 +135,7 @@ def _prove(
     model: LDLM, weights: str, precision: str, paths: list[Path], cases: list[Case], kind: str
 ) -> list[Line]:
     """All questions about one weights file: `paths` in the order of its stages."""
-    spec = [s for s in STAGES if s.weights == weights][-1]  # the logits, not the ids
+    spec = compared(weights)
     reference = TorchStage(model, spec)
     inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
     if kind == "stress":
@@ -147,4 +165,4 @@ def _stress(folder: Path, model: LDLM, precisions: list[str], progress: Progress
 
 
 def _cases(model: LDLM, cases: tuple[Case, ...]) -> list[Case]:
-    return [(b, min(t, model.config.n_positions)) for b, t in cases]
+    return list(dict.fromkeys(clamped(case, model.config) for case in cases))

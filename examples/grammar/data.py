@@ -10,6 +10,20 @@ from torch import Tensor
 
 from ldlm.config import LDLMConfig
 
+# The model: one token per word, and short sentences.
+CONFIG = LDLMConfig(
+    d_model=128,
+    n_heads=4,
+    n_positions=16,
+    vocab_size=len(words()) + 3,
+    denoiser_blocks=6,
+    encoder_blocks=1,
+    decoder_blocks=2,
+    token_blocks=1,
+    time_max_period=0.02,  # frequencies of 1 to 50: at t near 1 small steps change the noise a lot
+    sampler_steps=64,
+)
+
 
 def make_tokenizer(config: LDLMConfig) -> Tokenizer:
     """One token per word, then the end of text and the config's added tokens."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from data import training_sentences
+from data import CONFIG, training_sentences
 from language import Recogniser
 from recipe import Recipe
-
-from ldlm import PRESETS
 
 accepts = Recogniser()
 
 
 def seen() -> list[str]:
     """The sentences that the published checkpoint was trained on."""
-    return training_sentences(Recipe.sentences, Recipe.seed, PRESETS["grammar"])
+    return training_sentences(Recipe.sentences, Recipe.seed, CONFIG)

@@ -16,14 +16,14 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from data import frozen_language_model, make_tokenizer, token_ids, training_sentences
+from data import CONFIG, frozen_language_model, make_tokenizer, token_ids, training_sentences
 from recipe import AdaptiveTimes, Recipe, decoder_loss, diffusion_loss, encode
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ldlm import LDLM, PRESETS, files
-from ldlm.errors import CheckpointError
+from ldlm import LDLM, files
+from ldlm.errors import CheckpointError, ConfigError, LDLMError
 from ldlm.initialise import initialise
 from ldlm.schedule import TangentSchedule
 
@@ -66,10 +66,10 @@ class Data:
     latents: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def new_run(recipe: Recipe, preset: str = "grammar") -> Run:
+def new_run(recipe: Recipe) -> Run:
     """A model with the paper's start: gains 1, scales 0, zero modulations."""
     torch.manual_seed(recipe.seed)
-    config = PRESETS[preset]
+    config = CONFIG
     model = LDLM(config)
     drawn = initialise(LDLM(config), recipe.seed)
     with torch.no_grad():
@@ -230,8 +230,21 @@ def averaged(run: Run) -> LDLM:
     return model
 
 
+def cut_log(path: Path, step: int) -> None:
+    """Take out what was logged after the saved state: those steps are done again."""
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    files.write_whole(path, "".join(kept).encode())
+
+
 def train(folder: Path, recipe: Recipe) -> LDLM:
     """Run, or continue, a training; the averaged model at its end."""
+    if recipe.steps <= recipe.autoencoder_steps:
+        raise ConfigError(
+            "the denoiser would learn nothing",
+            expected=f"more than {recipe.autoencoder_steps} steps",
+            got=recipe.steps,
+        )
     folder.mkdir(parents=True, exist_ok=True)
     run = new_run(recipe)
     config = run.model.config
@@ -239,6 +252,7 @@ def train(folder: Path, recipe: Recipe) -> LDLM:
     data = Data(ids, frozen_language_model(ids, config, recipe.seed))
     if (folder / STATE).exists():
         resume(run, folder)
+        cut_log(folder / LOG, run.step)
         if run.step > recipe.autoencoder_steps:
             keep_autoencoder(run, data)
     started = time.perf_counter() - run.seconds
@@ -268,7 +282,11 @@ def main(
     seed: Annotated[int, typer.Option(help="Of weights, sentences and noise.")] = Recipe.seed,
 ) -> None:
     """Train, and write the checkpoint into FOLDER/checkpoint."""
-    model = train(folder, replace(Recipe(), steps=steps, seed=seed))
+    try:
+        model = train(folder, replace(Recipe(), steps=steps, seed=seed))
+    except LDLMError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
     from ldlm.checkpoint import save as save_checkpoint
 
     save_checkpoint(model, folder / "checkpoint")

@@ -71,6 +71,6 @@ def _require_same(model: ir.Model, debug: ir.Model, named: dict[str, ir.Value], 
                 tensor=f"after {last}",
                 expected=wanted,
                 got=got,
-                remedy="export it again; what differs stands there",
+                remedy="the first other operator follows the tap named above; export it again",
             )
         last = after.get(node, last)

@@ -112,6 +112,24 @@ WRONG = [
     (("build", "{artifacts}", "--precision", "int8"), "was not exported"),
     (("verify", "{artifacts}", "--checkpoint", "{tmp}/nothing"), "no checkpoint at"),
     (("verify", "{tmp}", "--checkpoint", "{checkpoint}"), "no artifacts at"),
+    (("verify", "{artifacts}", "--checkpoint", "{checkpoint}", "--sampler-steps", "5"), "unstable"),
+    (("verify", "{artifacts}", "--checkpoint", "{checkpoint}", "--precision", "int8"), "was not"),
+    (
+        (
+            "verify",
+            "{artifacts}",
+            "--checkpoint",
+            "{checkpoint}",
+            "--precision",
+            "fp32",
+            "--ablate",
+        ),
+        "no half precision",
+    ),
+    (
+        ("export", "{checkpoint}", "--out", "{tmp}/x", "--without-island", "rms_norm"),
+        "has no island",
+    ),
     (("sample", "{tmp}/nothing"), "no artifacts at"),
     (("sample", "{artifacts}", "--length", "129"), "longer than the model"),
     (("sample", "{artifacts}", "--length", "0"), "length is not usable"),
@@ -165,7 +183,8 @@ def test_an_island_switched_off_by_name_misses_its_gate(
     assert not caught.value.code, capsys.readouterr().err
     assert (tmp_path / "onnx" / "fp16-without-layer_norm" / "token_decoder.onnx").exists()
     verify = ["ldlm", "verify", str(tmp_path), "--checkpoint", str(small_checkpoint)]
-    monkeypatch.setattr("sys.argv", verify)
+    by_name = ["--precision", "fp16-without-layer_norm"]
+    monkeypatch.setattr("sys.argv", [*verify, *by_name])
     with pytest.raises(SystemExit) as caught:
         main()
     shown = capsys.readouterr()

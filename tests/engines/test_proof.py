@@ -22,7 +22,7 @@ from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.half import HalfProducts
 from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Parity
-from engines.proof.selftest import Outcome, self_test
+from engines.proof.selftest import UNDAMAGED, Outcome, self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
 from engines.proof.tables import ablation_table
 from engines.runtime.torch_stage import TorchStage
@@ -78,9 +78,9 @@ def test_a_half_norm_that_overflows_is_noticed_without_a_gpu(
     experiment = precision.experiment("fp16", [island])
     graph = export_stage(tough, name, experiment, tmp_path)[-1]
     found = compare(EvaluatorStage(graph.path, spec)(*arrays), expected)
-    assert found.non_finite or found.relative_l2 > 10 * limit
+    assert found.non_finite or found.relative_l2 > 100 * limit
     hidden = compare(OrtStage(graph.path, spec, tough.config)(*arrays), expected)
-    assert hidden.relative_l2 < 0.1 * found.relative_l2  # the CPU provider hides it
+    assert hidden.relative_l2 < 4 * limit  # the CPU provider hides it
 
 
 def test_ablation_shows_what_an_island_buys(small: LDLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +149,12 @@ def record_of(outcomes: list[Outcome]) -> Parity:
 
 def test_every_damage_is_noticed_in_every_precision(outcomes: list[Outcome]) -> None:
     """100 %: a damaged graph that passes is a failure of the proof."""
-    assert len(outcomes) == len(DAMAGES) * len(PRECISIONS)
-    assert all(outcome.noticed_by for outcome in outcomes)
+    damaged = [outcome for outcome in outcomes if outcome.damage != UNDAMAGED]
+    assert len(damaged) == len(DAMAGES) * len(PRECISIONS)
+    assert all(outcome.noticed_by for outcome in damaged)
+    intact = [outcome for outcome in outcomes if outcome.damage == UNDAMAGED]
+    assert len(intact) == 4 * len(PRECISIONS)  # and nobody cries wolf
+    assert not any(outcome.noticed_by for outcome in intact)
     record_of(outcomes).require_passed()
     by = {question for outcome in outcomes for question in outcome.noticed_by}
     assert by == {"checks", "islands", "graph", "formula"}  # none of the questions is idle
@@ -161,6 +165,9 @@ def test_a_damage_that_passes_is_a_failure(outcomes: list[Outcome]) -> None:
     record = record_of([*outcomes, missed])
     with pytest.raises(ParityError, match="nothing done"):
         record.require_passed()
+    cried = record_of([Outcome(UNDAMAGED, "denoiser", "fp16", ("islands",))])
+    with pytest.raises(ParityError, match="undamaged"):
+        cried.require_passed()
     assert record.document()["passed"] is False
 
 

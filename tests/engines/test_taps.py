@@ -29,7 +29,7 @@ from ldlm.errors import ParityError
 
 @pytest.fixture(scope="module")
 def reports(small: LDLM, small_artifacts: Path) -> list[taps.TapReport]:
-    """One stage is enough here; the base model's table in the docs has all of them."""
+    """One stage is enough here; tests/export/test_taps.py has all of them in PyTorch."""
     manifest = manifests.load(small_artifacts)
     return taps.look(small_artifacts, manifest, small, ["bf16"], ["latent_decoder"])
 

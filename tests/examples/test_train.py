@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 import train
-from data import frozen_language_model, make_tokenizer, token_ids, training_sentences
+from data import CONFIG, frozen_language_model, make_tokenizer, token_ids, training_sentences
 from language import words
 from recipe import AdaptiveTimes, Recipe
 
-from ldlm import PRESETS
-from ldlm.errors import CheckpointError
+from ldlm.errors import CheckpointError, ConfigError
 from ldlm.schedule import TangentSchedule
 
-CONFIG = PRESETS["grammar"]
 TINY = Recipe(
     steps=8, autoencoder_steps=4, share_at=1, share_width=1, batch_size=4, warmup=2, sentences=300
 )
@@ -53,9 +51,17 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(
 
 
 def test_a_run_is_not_continued_with_another_recipe(tmp_path: Path) -> None:
-    train.train(tmp_path / "run", replace(TINY, steps=1))
+    train.train(tmp_path / "run", replace(TINY, steps=5))
     with pytest.raises(CheckpointError, match="another recipe"):
-        train.train(tmp_path / "run", replace(TINY, steps=1, seed=1))
+        train.train(tmp_path / "run", replace(TINY, steps=5, seed=1))
+    with pytest.raises(ConfigError, match="learn nothing"):
+        train.train(tmp_path / "short", replace(TINY, steps=4))
+
+
+def test_a_resumed_log_says_every_step_once(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 100}\n{"step": 1000}\n{"step": 1100}\n')
+    train.cut_log(tmp_path / "log.jsonl", 1000)
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 100}\n{"step": 1000}\n'
 
 
 def test_only_the_denoiser_learns_once_the_encoder_is_kept() -> None:

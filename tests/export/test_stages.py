@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from export.stages import DEPLOYED, EXAMPLE, STAGES, AxisRange, check_inputs, graph_ranges, stage
+from export.stages import (
+    DEPLOYED,
+    STAGES,
+    AxisRange,
+    check_inputs,
+    example_sizes,
+    graph_ranges,
+    stage,
+)
 from ldlm import PRESETS
 from ldlm.errors import ConfigError, StageInputError
 
@@ -28,8 +36,12 @@ def test_names_that_runtimes_share() -> None:
 
 
 def test_shapes_come_from_the_config() -> None:
-    assert stage("denoiser").inputs[0].shape(CONFIG, EXAMPLE) == (2, 24, 768)
-    assert stage("token_decoder_logits").outputs[0].shape(CONFIG, EXAMPLE) == (2, 24, 50259)
+    assert stage("denoiser").inputs[0].shape(CONFIG, example_sizes(CONFIG)) == (2, 24, 768)
+    assert stage("token_decoder_logits").outputs[0].shape(CONFIG, example_sizes(CONFIG)) == (
+        2,
+        24,
+        50259,
+    )
     assert graph_ranges(CONFIG)["length"].max == 1024
     assert graph_ranges(CONFIG)["batch"].max == 64
 
