@@ -119,7 +119,8 @@ def self_test_table(parity: Document) -> Table:
     table = Table(title="Would we notice? Damaged graphs, and the questions that noticed")
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for outcome in parity["self_test"]:
-        noticed = ", ".join(outcome["noticed_by"]) or "[red]NOBODY[/]"
+        noticed = ", ".join(outcome["noticed_by"]) or "nobody"
+        noticed = noticed if outcome["passed"] else f"[red]{noticed.upper()}[/]"
         key = (outcome["stage"], outcome["damage"])
         rows.setdefault(key, {})[outcome["precision"]] = noticed
     precisions = list(dict.fromkeys(p for row in rows.values() for p in row))
@@ -224,7 +225,7 @@ def answers_table(parity: Document) -> Table:
             table.add_row(
                 weights, precision, _worst(of_formula),
                 "it is the measure" if exact else _worst(of_rounding),
-                _count(mine["islands"], "dtypes"), _count(mine["self_test"], "damages"),
+                _count(mine["islands"], "dtypes"), _count(mine["self_test"], "judged right"),
             )  # fmt: skip
     for precision in precisions:
         drift = [

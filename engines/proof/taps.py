@@ -76,11 +76,11 @@ def look(
 ) -> list[TapReport]:
     """Compare every tap of every stage.
 
+    A file with other operators than the model exports to gives a report that fails.
+
     Args:
         folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
         stages: names of weights' stages.
-
-    A file with other operators than the model exports to is a report of its own, that fails.
 
     Raises:
         ArtifactError: a graph was not exported, or its files have changed.

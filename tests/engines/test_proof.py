@@ -21,10 +21,10 @@ from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.half import HalfProducts
 from engines.proof.inputs import stage_inputs
-from engines.proof.parity import Parity
+from engines.proof.parity import Line, Parity
 from engines.proof.selftest import UNDAMAGED, Outcome, self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
-from engines.proof.tables import ablation_table
+from engines.proof.tables import ablation_table, answers_table, self_test_table
 from engines.runtime.torch_stage import TorchStage
 from export import export_stage, precision
 from export.stages import stage
@@ -169,6 +169,22 @@ def test_a_damage_that_passes_is_a_failure(outcomes: list[Outcome]) -> None:
     with pytest.raises(ParityError, match="undamaged"):
         cried.require_passed()
     assert record.document()["passed"] is False
+
+
+def test_the_table_shouts_only_at_what_is_wrong() -> None:
+    fine = Outcome(UNDAMAGED, "denoiser", "fp16", ())
+    missed = Outcome("softcap removed", "latent_decoder", "fp16", ())
+    cells = {}
+    for outcome in (fine, missed):
+        table = self_test_table(record_of([outcome]).document())
+        cells[outcome.damage] = list(table.columns[2].cells)
+    assert cells == {UNDAMAGED: ["nobody"], "softcap removed": ["[red]NOBODY[/]"]}
+
+
+def test_a_failing_sampler_is_in_the_answers() -> None:
+    line = Line("sampler", "fp16", "given", "drift", 1, 8, 0.5, 0.1)
+    table = answers_table(Parity([line], {}).document())
+    assert "NO: 1 of 1, 5 times the limit" in list(table.columns[3].cells)[-1]
 
 
 def test_the_self_test_leaves_no_file(small_artifacts: Path, outcomes: list[Outcome]) -> None:

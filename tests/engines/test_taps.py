@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -24,7 +25,7 @@ from engines.proof.verify import Extra, verify
 from export.stages import stage
 from export.taps import TAPS
 from ldlm import LDLM
-from ldlm.errors import ParityError
+from ldlm.errors import GraphCheckError, ParityError
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,6 @@ def test_no_equation_differs(reports: list[taps.TapReport], small: LDLM) -> None
 
 
 def test_the_table_has_a_row_per_equation(reports: list[taps.TapReport]) -> None:
-    import dataclasses
-
     for report in reports:
         table = TAPS[report.stage.removesuffix("_logits")]
         rows = len(table.before) + len(table.block) + len(table.after)
@@ -102,6 +101,24 @@ def test_swapped_keys_and_values_are_seen_by_taps_alone(
     document = json.loads(json.dumps(found.save(own_artifacts, manifest)))
     assert document["passed"] is False
     assert "taps" in document
+
+
+def test_a_file_with_other_operators_fails_and_says_where(
+    small: LDLM, small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise GraphCheckError("other operators", tensor="after 0.S", expected="Div", got="Softmax")
+
+    monkeypatch.setattr(taps, "tapped_graph", refuse)
+    manifest = manifests.load(small_artifacts)
+    (report,) = taps.look(small_artifacts, manifest, small, ["fp32"], ["latent_decoder"])
+    line = report.line()
+    assert line is not None
+    assert not line.passed
+    assert "after 0.S: Softmax" in line.where()
+    document = Parity([line], {}, taps=[dataclasses.asdict(report)]).document()
+    assert document["passed"] is False
+    assert taps_table(document["taps"][0]).row_count == 29
 
 
 def test_equal_choices_do_not_hide_a_lost_softcap(
