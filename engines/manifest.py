@@ -88,6 +88,15 @@ class GraphEntry:
     seconds: float
     evidence: dict[str, Any]
 
+    def verified(self, folder: Path) -> Path:
+        """The graph's path, if it and the data it reads are there and unchanged.
+
+        Raises:
+            ArtifactError: one of them is missing, cut or changed.
+        """
+        self.data.verified(folder)
+        return self.graph.verified(folder)
+
 
 @dataclass(frozen=True)
 class EngineEntry:

@@ -102,6 +102,15 @@ _LATENT_DECODER = Taps(
     ),
 )
 
+# What the two stages with rotary attention share, from q, k and v on.
+_ROTARY_ATTENTION = (
+    Tap("Q", "rotary(q)", "attention.attend", 0),
+    Tap("K", "rotary(k)", "attention.attend", 1),
+    Tap("O", "softmax(Q K^T / sqrt(d_head)) V", "attention.attend"),
+    Tap("o", "merge heads(O)", "out", 0),
+    Tap("d_attn", "o W_O", "out"),
+)
+
 _DENOISER = Taps(
     blocks="blocks",
     before=(
@@ -121,11 +130,7 @@ _DENOISER = Taps(
         Tap("q", "p, part 1 of 3", "attention", 0),
         Tap("k", "p, part 2 of 3", "attention", 1),
         Tap("v", "p, part 3 of 3", "attention", 2),
-        Tap("Q", "rotary(q)", "attention.attend", 0),
-        Tap("K", "rotary(k)", "attention.attend", 1),
-        Tap("O", "softmax(Q K^T / sqrt(d_head)) V", "attention.attend"),
-        Tap("o", "merge heads(O)", "out", 0),
-        Tap("d_attn", "o W_O", "out"),
+        *_ROTARY_ATTENTION,
         Tap("x'", "x + g1 d_attn", "norm2", 0),
         Tap("x'_bar", "LayerNorm(x')", "norm2"),
         Tap("u'", "x'_bar (1 + sc2) + sh2", "mlp", 0),
@@ -150,11 +155,7 @@ _TOKEN_DECODER = Taps(
         Tap("q", "u W_q", "q"),
         Tap("k", "u W_k", "k"),
         Tap("v", "u W_v", "v"),
-        Tap("Q", "rotary(q)", "attention.attend", 0),
-        Tap("K", "rotary(k)", "attention.attend", 1),
-        Tap("O", "softmax(Q K^T / sqrt(d_head)) V", "attention.attend"),
-        Tap("o", "merge heads(O)", "out", 0),
-        Tap("d_attn", "o W_O", "out"),
+        *_ROTARY_ATTENTION,
         Tap("x'", "x + d_attn", "norm2", 0),
         Tap("u'", "LayerNorm(x')", "norm2"),
         Tap("gate", "u' W_gate", "gate"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 
 from engines.proof.evaluator import EvaluatorStage
@@ -127,8 +128,6 @@ class Bench:
         arrays = stage_inputs(self.spec, model.config, *case)
         self.inputs = stress_inputs(self.spec, arrays) if kind == "stress" else arrays
         self.expected = TorchStage(model, self.spec)(*self.inputs)
-        import torch
-
         subject = Subject(
             model, self.spec, precision, kind, {}, {case: self.inputs}, {case: self.expected}
         )

@@ -80,7 +80,7 @@ def drift(
             limit = AUTOCAST_RATIO * _over_steps(_distances(autocast, reference))
             share = float(np.mean(autocast.tokens != reference.tokens))
             runtime = {
-                s: EvaluatorStage(manifest.graph(name, s).graph.verified(folder), stage(s))
+                s: EvaluatorStage(manifest.graph(name, s).verified(folder), stage(s))
                 for s in DEPLOYED
             }
         run = _run(runtime, request)

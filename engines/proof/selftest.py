@@ -106,9 +106,7 @@ class _Bench:
     ) -> None:
         self.model, self.precision, self.spec = model, precision, stage(name)
         self.rules = policies.policy(precision)
-        entry = manifest.graph(precision, name)
-        self.path = entry.graph.verified(folder)
-        entry.data.verified(folder)
+        self.path = manifest.graph(precision, name).verified(folder)
         self.module = policies.apply(self.spec.build(model), self.spec.weights, self.rules)
         self.inputs = stage_inputs(self.spec, model.config, *clamped(CASE, model.config))
         plain = policies.without_rounding(self.module)

@@ -90,9 +90,8 @@ def look(
         spec = compared(weights)
         for name in precisions:
             entry = manifest.graph(name, spec.name)
-            entry.data.verified(folder)
             progress(f"{weights} {name}, taps")
-            reports += _stage(entry.graph.verified(folder), model, spec, name)
+            reports += _stage(entry.verified(folder), model, spec, name)
     return reports
 
 

@@ -82,10 +82,8 @@ def verify(
         specs = [spec for spec in STAGES if spec.weights == weights]
         for name in precisions:
             entries = [manifest.graph(name, spec.name) for spec in specs]
-            for entry in entries:
-                entry.data.verified(folder)
-                parity.graphs[f"{name}/{entry.stage}"] = identity(entry)
-            paths = [entry.graph.verified(folder) for entry in entries]
+            paths = [entry.verified(folder) for entry in entries]
+            parity.graphs |= {f"{name}/{entry.stage}": identity(entry) for entry in entries}
             progress(f"{weights} {name}")
             parity.lines += _prove(model, weights, name, paths, _cases(model, CASES), "given")
             for path, spec in zip(paths, specs, strict=True):

@@ -90,9 +90,7 @@ def _evaluator(folder: Path, manifest: Manifest, precision: str) -> Stages:
     from engines.proof.evaluator import EvaluatorStage
 
     entries = [manifest.graph(precision, name) for name in DEPLOYED]
-    for entry in entries:
-        entry.data.verified(folder)
-    return Stages(*(EvaluatorStage(e.graph.verified(folder), stage(e.stage)) for e in entries))
+    return Stages(*(EvaluatorStage(e.verified(folder), stage(e.stage)) for e in entries))
 
 
 def _reference(checkpoint: Path | None) -> Stages:

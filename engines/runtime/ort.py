@@ -69,8 +69,7 @@ class OrtStage:
             ProviderError: as the constructor.
         """
         entry = manifest.graph(precision, stage_name)
-        entry.data.verified(folder)
-        path = entry.graph.verified(folder)
+        path = entry.verified(folder)
         return cls(path, stage(stage_name), manifest.config, **options)
 
     def __call__(self, *inputs: Array) -> Array:
