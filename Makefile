@@ -14,12 +14,14 @@ PYTHON     ?= python3
 comma := ,
 FIRST_PRECISION := $(firstword $(subst $(comma), ,$(PRECISION)))
 
+DEMO := examples/grammar/checkpoint
+
 VENV := .venv
 BIN  := $(VENV)/bin
 LDLM := $(BIN)/ldlm
 
 .DEFAULT_GOAL := help
-.PHONY: help install engines sample parity test lint check clean
+.PHONY: help install demo engines sample parity test test-gpu lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +36,12 @@ $(VENV)/.installed: pyproject.toml
 	  { echo "error: Python 3.11 or newer is needed; give one with PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --editable '.[build]' --group dev
+	$(BIN)/python -m pip install --editable '.[build,rtx]' --group dev
 	@touch $@
+
+demo: $(VENV)/.installed ## a small trained model: export, prove, compile, and sentences from it
+	$(LDLM) engines $(DEMO) --out artifacts/grammar --precision fp32 --sm '$(SM)'
+	$(LDLM) sample artifacts/grammar --solver ddpm -n 10 --batch-size 10 --seed $(SEED)
 
 # Seeded weights, only for the default place: a CHECKPOINT of one's own is never made up.
 checkpoints/$(PRESET)/config.json: | $(VENV)/.installed
@@ -45,10 +51,9 @@ ifeq ($(CHECKPOINT),checkpoints/$(PRESET))
 SEEDED := checkpoints/$(PRESET)/config.json
 endif
 
-engines: $(VENV)/.installed $(SEEDED) ## export, verify and compile CHECKPOINT, with a summary
-	$(LDLM) export $(CHECKPOINT) --out $(ARTIFACTS) --precision $(PRECISION)
-	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --precision $(PRECISION)
-	$(LDLM) build $(ARTIFACTS) --precision $(PRECISION) --target $(TARGET) --sm '$(SM)'
+engines: $(VENV)/.installed $(SEEDED) ## export, verify and compile what has changed of CHECKPOINT
+	@$(LDLM) engines $(CHECKPOINT) --out $(ARTIFACTS) --precision $(PRECISION) \
+	  --target $(TARGET) --sm '$(SM)'
 
 $(ARTIFACTS)/manifest.json:
 	$(MAKE) engines
@@ -62,6 +67,9 @@ parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the whole proof: stress
 
 test: $(VENV)/.installed ## run every test, the whole job at base among them
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-gpu: $(VENV)/.installed ## what needs an NVIDIA GPU, with a table of what was measured
+	$(BIN)/python -m pytest -m gpu -s
 
 lint: $(VENV)/.installed ## style, types and import rules
 	$(BIN)/ruff check .

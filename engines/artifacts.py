@@ -1,137 +1,386 @@
-"""Filling an artifacts folder: the graphs from a checkpoint, the engines from the graphs."""
+"""Filling an artifacts folder: the graphs from a checkpoint, the engines from the graphs.
+
+Only what has changed is made again (`engines.keys`). Every file appears together with the manifest
+that speaks of it (`engines.manifest.commit`), so that a process that dies at any moment leaves the
+old artifact or the new one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines import keys
 from engines import manifest as manifests
+from engines.collect import unlisted
+from engines.compile.target import Profiles, Target
+from engines.keys import Decision, Digests
 from engines.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
 from export.precision import policy
-from export.stages import DEPLOYED, AxisRange, stage
+from export.stages import DEPLOYED, STAGES, stage
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm import tokenizer as tokenizers
+from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError
 
 if TYPE_CHECKING:
     from ldlm.model import LDLM
 
-TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "polygraphy", "tensorrt-rtx", "onnxruntime-gpu")
+TOOLS = dict.fromkeys([*keys.GRAPH_TOOLS, *keys.ENGINE_TOOLS, *keys.PROOF_TOOLS])
+EXPORTS = f"{files.LOCK}-exports"
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: a checkpoint folder, and what identifies it."""
+
+    folder: Path
+    digest: str
+    config: LDLMConfig
+    tokenizer: str | None
+
+    @classmethod
+    def of(cls, checkpoint: Path, digests: Digests) -> Source:
+        """Look at a checkpoint without loading it.
+
+        Raises:
+            CheckpointError, ConfigError, TokenizerError: it is not usable.
+        """
+        config = checkpoints.read_config(checkpoint)
+        checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
+        tokenizer = checkpoints.read_tokenizer(checkpoint)
+        if tokenizer is not None:
+            tokenizers.parse(tokenizer, config)
+        return cls(checkpoint, digests.of(checkpoint / checkpoints.WEIGHTS), config, tokenizer)
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Whether the artifacts are this checkpoint's."""
+        return (manifest.checkpoint, manifest.config) == (self.digest, self.config)
+
+    def fresh(self) -> Manifest:
+        """A manifest without graphs."""
+        return Manifest(self.folder.resolve().name, self.digest, self.config)
+
+    def put_tokenizer(self, staging: Path, manifest: Manifest) -> None:
+        """Stage tokenizer.json, where there is one."""
+        manifest.tokenizer = None
+        if self.tokenizer is not None:
+            path = staging / manifests.TOKENIZER
+            path.write_text(self.tokenizer, "utf-8")
+            manifest.tokenizer = FileEntry.of(staging, path)
 
 
 def export_artifacts(
     checkpoint: Path, folder: Path, precisions: Sequence[str], progress: Progress
-) -> Manifest:
-    """Export every stage of a checkpoint in every precision.
+) -> list[Decision]:
+    """Export every stage of a checkpoint in every precision, as far as it has changed.
 
-    The manifest is written after each graph, so what is finished stays usable. Graphs and engines
-    that were made from another checkpoint leave the folder first.
+    What is finished stays usable if the rest fails. Where the folder holds another checkpoint's
+    graphs, those stay until all new ones are there, and go at one moment.
+
+    Returns:
+        For every stage and precision, whether it was exported and why.
 
     Raises:
         ConfigError, CheckpointError, ExportError, DiskSpaceError: as the steps; ArtifactError when
             the folder is not one of ours.
     """
-    from export.exporter import export_stage
-    from ldlm.model import LDLM
-
-    rules = {name: policy(name) for name in precisions}
-    progress("checkpoint")
-    model = LDLM.from_checkpoint(checkpoint)
+    for name in precisions:
+        policy(name)
     require_ours(folder)
-    _begin(folder, checkpoint, model)
+    digests = Digests(folder)
+    source = Source.of(checkpoint, digests)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def waiting() -> None:
+        progress(f"waiting for another export into {folder}")
+
+    if _replaces(folder, source):
+        with files.locked(folder, EXPORTS, waiting=waiting):
+            if _replaces(folder, source):  # still: another process may have done it meanwhile
+                return _replace(folder, source, precisions, progress)
+    with files.locked(folder, EXPORTS, shared=True, waiting=waiting):
+        decisions = _update(folder, source, precisions, digests, progress)
+    digests.save()
+    return decisions
+
+
+def _replaces(folder: Path, source: Source) -> bool:
+    if not manifests.exists(folder) and not (folder / files.COMMIT).exists():
+        return False
+    manifest = manifests.load(folder)
+    return bool(manifest.graphs) and not source.is_of(manifest)
+
+
+def _replace(
+    folder: Path, source: Source, precisions: Sequence[str], progress: Progress
+) -> list[Decision]:
+    """Export everything beside the old files, then exchange them at one moment."""
+    old = manifests.load(folder)
+    reasons = keys.changes(
+        {"weights": old.checkpoint, "config": keys.text_digest(old.config.to_json())},
+        {"weights": source.digest, "config": keys.text_digest(source.config.to_json())},
+    )
+    decisions = []
+    model = _load(source, progress)
+    manifest = source.fresh()
+    with files.staging_folder(folder) as staging:
+        source.put_tokenizer(staging, manifest)
+        for name in precisions:
+            for weights in DEPLOYED:
+                progress(f"{name} {weights}")
+                _put(manifest, name, _export(model, source, weights, name, staging))
+                decisions.append(Decision(f"{name} {weights}", reasons))
+        manifests.commit(folder, staging, lambda _: manifest)
+    _remove_unlisted(folder)
+    for name in (manifests.PARITY, manifests.QUALITY):
+        (folder / name).unlink(missing_ok=True)
+    return decisions
+
+
+def _update(
+    folder: Path, source: Source, precisions: Sequence[str], digests: Digests, progress: Progress
+) -> list[Decision]:
+    """Export graph by graph what has changed; each is committed when it is done."""
+    _begin(folder, source, digests)
+    decisions = []
+    model: LDLM | None = None
     for name in precisions:
         for weights in DEPLOYED:
-            progress(f"{name} {weights}")
-            started = time.perf_counter()
-            graphs = export_stage(model, weights, name, folder / "onnx" / name)
-            seconds = time.perf_counter() - started
-            entries = [
-                GraphEntry(
-                    stage=graph.spec.name,
-                    precision=name,
-                    graph=FileEntry.of(folder, graph.path),
-                    data=FileEntry.of(folder, graph.data),
-                    seconds=round(seconds, 2),
-                    evidence=dict(graph.evidence),
-                )
-                for graph in graphs
-            ]
-            with manifests.updated(folder) as manifest:
-                manifest.policies[name] = [dataclasses.asdict(rule) for rule in rules[name]]
-                manifest.tools.update(_tool_versions())
-                for entry in entries:
-                    manifest.put_graph(entry)
-            _remove_stale_engines(folder, manifest)
-    return manifests.load(folder)
+            what = f"{name} {weights}"
+            lock = f"{files.LOCK}-{name}-{weights}"
+            with files.locked(folder, lock, waiting=lambda what=what: progress(f"waiting: {what}")):  # type: ignore[misc]
+                reasons = _graph_reasons(folder, source, weights, name, digests)
+                decisions.append(Decision(what, reasons))
+                if not reasons:
+                    continue
+                model = model or _load(source, progress)
+                progress(what)
+                with files.staging_folder(folder) as staging:
+                    entries = _export(model, source, weights, name, staging)
+                    manifests.commit(folder, staging, _adding(source, name, entries))
+                _remove_unlisted(folder)
+    return decisions
+
+
+def _begin(folder: Path, source: Source, digests: Digests) -> None:
+    """A manifest to add to, and the checkpoint's present tokenizer."""
+    with files.locked(folder, f"{files.LOCK}-tokenizer"):
+        if manifests.exists(folder):
+            manifest = manifests.load(folder)
+            entry = manifest.tokenizer
+            if source.is_of(manifest) and (
+                source.tokenizer is None
+                if entry is None
+                else entry.sha256 == keys.text_digest(source.tokenizer or "")
+                and digests.is_same(folder / entry.path, entry.sha256)
+            ):
+                return
+        with files.staging_folder(folder) as staging:
+
+            def change(present: Manifest | None) -> Manifest:
+                manifest = present if present and source.is_of(present) else source.fresh()
+                source.put_tokenizer(staging, manifest)
+                return manifest
+
+            manifests.commit(folder, staging, change)
+
+
+def _graph_reasons(
+    folder: Path, source: Source, weights: str, name: str, digests: Digests
+) -> tuple[str, ...]:
+    """Why a graph must be exported; empty if what is there is what would come out."""
+    manifest = manifests.load(folder)
+    wanted = keys.graph_ingredients(weights, name, source.digest, source.config)
+    for spec in (spec for spec in STAGES if spec.weights == weights):
+        key = (name, spec.name)
+        entry = next((e for e in manifest.graphs if (e.precision, e.stage) == key), None)
+        if entry is None:
+            return ("not exported yet",)
+        if changed := keys.changes(entry.made_from, wanted):
+            return changed
+        for file in (entry.graph, entry.data):
+            if not digests.is_same(folder / file.path, file.sha256):
+                return (f"{file.path} is not the file that was made",)
+    return ()
+
+
+def _load(source: Source, progress: Progress) -> LDLM:
+    from ldlm.model import LDLM
+
+    progress("checkpoint")
+    return LDLM.from_checkpoint(source.folder)
+
+
+def _export(
+    model: LDLM, source: Source, weights: str, name: str, staging: Path
+) -> list[GraphEntry]:
+    from export.exporter import export_stage
+
+    started = time.perf_counter()
+    graphs = export_stage(model, weights, name, staging / "onnx" / name)
+    seconds = round(time.perf_counter() - started, 2)
+    made_from = keys.graph_ingredients(weights, name, source.digest, source.config)
+    return [
+        GraphEntry(
+            stage=graph.spec.name,
+            precision=name,
+            graph=FileEntry.of(staging, graph.path),
+            data=FileEntry.of(staging, graph.data),
+            made_from=made_from,
+            seconds=seconds,
+            evidence=dict(graph.evidence),
+        )
+        for graph in graphs
+    ]
+
+
+def _put(manifest: Manifest, name: str, entries: Sequence[GraphEntry]) -> None:
+    manifest.policies[name] = [dataclasses.asdict(rule) for rule in policy(name)]
+    manifest.tools.update(keys.tool_versions(TOOLS))
+    for entry in entries:
+        manifest.put_graph(entry)
+
+
+def _adding(
+    source: Source, name: str, entries: Sequence[GraphEntry]
+) -> Callable[[Manifest | None], Manifest]:
+    def change(manifest: Manifest | None) -> Manifest:
+        if manifest is None or not source.is_of(manifest):
+            raise ArtifactError(
+                "the folder was given to another checkpoint during the export",
+                expected=f"weights {source.digest}",
+                got="no manifest" if manifest is None else f"weights {manifest.checkpoint}",
+                remedy="export into a folder of its own",
+            )
+        _put(manifest, name, entries)
+        return manifest
+
+    return change
 
 
 def build_artifacts(
     folder: Path,
     precisions: Sequence[str] | None,
-    sms: Sequence[str],
-    profile: Mapping[str, AxisRange],
-    *,
-    skip_unsupported: bool,
+    target: Target,
+    profiles: Profiles,
     progress: Callable[[str, int, int], None],
-) -> Manifest:
-    """Compile the deployed graphs of an artifacts folder with TensorRT-RTX.
+) -> list[Decision]:
+    """Compile the deployed graphs with TensorRT, as far as anything has changed.
 
     Args:
         folder: the artifacts.
         precisions: which; None is every exported one.
-        sms: targets, names of `engines.compile.targets.RTX_SMS`.
-        profile: allowed sizes per dynamic axis.
-        skip_unsupported: leave out, and record, targets that a stage cannot have.
+        target: see `engines.compile.target`.
+        profiles: by name: allowed sizes per dynamic axis.
         progress: told (what, step, steps).
+
+    Returns:
+        For every engine, whether it was built and why.
 
     Raises:
         ArtifactError, EngineBuildError, DiskSpaceError: as the steps.
     """
-    from engines.compile.rtx import BUILDER, build_engine
-    from engines.compile.targets import RTX
-
     manifest = manifests.load(folder)
     chosen = precisions or manifest.precisions()
-    # Every input is looked at before the first engine is built.
-    entries = [manifest.graph(name, weights) for name in chosen for weights in DEPLOYED]
-    for entry in entries:
-        label = f"{entry.precision} {entry.stage}"
-        entry.data.verified(folder)
-        target = folder / "engines" / entry.precision / RTX / f"{entry.stage}.engine"
-        files.require_space(target, int(1.1 * entry.data.bytes))
-        built = build_engine(
-            entry.graph.verified(folder),
-            stage(entry.stage),
-            manifest.config,
-            sms=sms,
-            profile=profile,
-            skip_unsupported=skip_unsupported,
-            progress=lambda phase, step, steps, label=label: progress(  # type: ignore[misc]
-                f"{label}: {phase}", step, steps
-            ),
-        )
-        files.write_whole(target, built.plan)
-        engine = EngineEntry(
-            stage=entry.stage,
-            precision=entry.precision,
-            target=RTX,
-            engine=FileEntry.of(folder, target),
-            made_from=(entry.graph.sha256, entry.data.sha256),
+    # Every input is looked up before the first engine is built.
+    wanted = [manifest.graph(name, weights) for name in chosen for weights in DEPLOYED]
+    digests = Digests(folder)
+    decisions = []
+    for graph in wanted:
+        what = f"{graph.precision} {graph.stage}"
+        lock = f"{files.LOCK}-{target.name}-{graph.precision}-{graph.stage}"
+        waiting = functools.partial(progress, f"waiting for another build of {what}", 0, 1)
+        with files.locked(folder, lock, waiting=waiting):
+            reasons = _update_engine(folder, graph, target, profiles, digests, progress)
+        decisions.append(Decision(what, reasons))
+    digests.save()
+    return decisions
+
+
+def _update_engine(
+    folder: Path,
+    graph: GraphEntry,
+    target: Target,
+    profiles: Profiles,
+    digests: Digests,
+    progress: Callable[[str, int, int], None],
+) -> tuple[str, ...]:
+    """Build an engine if anything has changed; what that was."""
+    manifest = manifests.load(folder)  # it may be newer than `graph`
+    graph = manifest.graph(graph.precision, graph.stage)
+    made_from = keys.engine_ingredients(graph.graph.sha256, graph.data.sha256, target, profiles)
+    entry = manifest.engine(graph.precision, graph.stage, target.name)
+    reasons = _engine_reasons(folder, entry, made_from, digests)
+    if reasons:
+        _build(folder, manifest, graph, target, profiles, made_from, progress)
+    return reasons
+
+
+def _engine_reasons(
+    folder: Path, entry: EngineEntry | None, made_from: Mapping[str, str], digests: Digests
+) -> tuple[str, ...]:
+    """Why an engine must be built; empty if what is there is what would come out."""
+    if entry is None:
+        return ("not built yet",)
+    if changed := keys.changes(entry.made_from, made_from):
+        return changed
+    if not digests.is_same(folder / entry.engine.path, entry.engine.sha256):
+        return (f"{entry.engine.path} is not the file that was made",)
+    return ()
+
+
+def _build(
+    folder: Path,
+    manifest: Manifest,
+    graph: GraphEntry,
+    target: Target,
+    profiles: Profiles,
+    made_from: dict[str, str],
+    progress: Callable[[str, int, int], None],
+) -> None:
+    what = f"{graph.precision} {graph.stage}"
+    place = Path("engines", graph.precision, target.name, f"{graph.stage}.engine")
+    files.require_space(folder / place, int(1.1 * graph.data.bytes))
+    built = target.build(
+        graph.verified(folder),
+        stage(graph.stage),
+        manifest.config,
+        profiles,
+        lambda phase, step, steps: progress(f"{what}: {phase}", step, steps),
+    )
+    with files.staging_folder(folder) as staging:
+        path = staging / place
+        with files.disk_errors(folder / place):
+            path.parent.mkdir(parents=True)
+            path.write_bytes(built.plan)
+        entry = EngineEntry(
+            stage=graph.stage,
+            precision=graph.precision,
+            target=target.name,
+            engine=FileEntry.of(staging, path),
+            made_from=made_from,
             sms=built.sms,
             refused=built.refused,
-            profile=dict(profile),
-            builder=BUILDER,
+            profiles={name: dict(axes) for name, axes in profiles.items()},
+            builder=built.builder,
             seconds=round(built.seconds, 2),
         )
-        with manifests.updated(folder) as manifest:
-            manifest.put_engine(engine)
-    return manifests.load(folder)
+        manifests.commit(folder, staging, lambda present: _with_engine(folder, present, entry))
+
+
+def _with_engine(folder: Path, manifest: Manifest | None, entry: EngineEntry) -> Manifest:
+    if manifest is None:
+        raise ArtifactError("the artifacts were removed while an engine was built", got=folder)
+    manifest.put_engine(entry)
+    return manifest
 
 
 def require_ours(folder: Path) -> None:
@@ -142,7 +391,7 @@ def require_ours(folder: Path) -> None:
     """
     if manifests.exists(folder) or not folder.exists():
         return
-    ours = (files.LOCK, files.PARTIAL)
+    ours = (files.LOCK, files.PARTIAL, files.COMMIT, Digests.NAME)
     if not folder.is_dir() or any(not p.name.startswith(ours) for p in folder.iterdir()):
         raise ArtifactError(
             f"{folder} is in the way",
@@ -152,51 +401,8 @@ def require_ours(folder: Path) -> None:
         )
 
 
-def _begin(folder: Path, checkpoint: Path, model: LDLM) -> None:
-    """Write a manifest for this checkpoint; what was made from another one leaves the folder."""
-    digest = files.sha256(checkpoint / checkpoints.WEIGHTS)
-    tokenizer = model.tokenizer_json
-    if tokenizer is not None:
-        tokenizers.parse(tokenizer, model.config)
-    fresh = Manifest(checkpoint.resolve().name, digest, model.config)
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.locked(folder):
-        old = manifests.load(folder) if manifests.exists(folder) else fresh
-        same = (old.checkpoint, old.config) == (digest, model.config)
-        manifest = old if same else fresh
-        # The manifest first: it must not speak of files that are about to go.
-        manifest.tokenizer = None
-        manifest.save(folder)
-        if not same:
-            _remove(folder, [e.engine for e in old.engines])
-            _remove(folder, [file for e in old.graphs for file in (e.graph, e.data)])
-            for name in (manifests.PARITY, manifests.QUALITY):
-                (folder / name).unlink(missing_ok=True)
-        if tokenizer is not None:
-            path = folder / manifests.TOKENIZER
-            files.write_whole(path, tokenizer.encode())
-            manifest.tokenizer = FileEntry.of(folder, path)
-            manifest.save(folder)
-
-
-def _remove_stale_engines(folder: Path, manifest: Manifest) -> None:
-    """Delete engine files that no entry of the manifest speaks of any more."""
-    known = {entry.engine.path for entry in manifest.engines}
-    for path in (folder / "engines").glob("*/*/*.engine"):
-        if path.relative_to(folder).as_posix() not in known:
+def _remove_unlisted(folder: Path) -> None:
+    """Delete graphs and engines that the manifest speaks of no more: they were replaced."""
+    with manifests.held(folder) as manifest:
+        for path in unlisted(folder, manifest):
             path.unlink()
-
-
-def _remove(folder: Path, entries: Sequence[FileEntry]) -> None:
-    for entry in entries:
-        (folder / entry.path).unlink(missing_ok=True)
-
-
-def _tool_versions() -> dict[str, str]:
-    found = {}
-    for name in TOOLS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

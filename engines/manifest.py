@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from export.precision import is_experiment
 from export.stages import AxisRange
+from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 PARITY, QUALITY = "parity.json", "quality.json"
 
@@ -77,14 +81,34 @@ class FileEntry:
         return path
 
 
+def read(entry: FileEntry, folder: Path) -> bytes:
+    """A file's content, after the same checks; what was checked is what is returned.
+
+    Raises:
+        ArtifactError: as `FileEntry.verified`.
+    """
+    path = folder / entry.path
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != entry.sha256:
+        entry.verified(folder)  # says what is wrong with it
+        raise ArtifactError(f"{path} changed while it was read", remedy="try again")
+    return content
+
+
 @dataclass(frozen=True)
 class GraphEntry:
-    """An exported ONNX graph and its external data."""
+    """An exported ONNX graph and its external data.
+
+    Attributes:
+        made_from: what it depends on; see `engines.keys.graph_ingredients`.
+        evidence: what the checks counted in it.
+    """
 
     stage: str
     precision: str
     graph: FileEntry
     data: FileEntry
+    made_from: dict[str, str]
     seconds: float
     evidence: dict[str, Any]
 
@@ -103,22 +127,28 @@ class EngineEntry:
     """A compiled engine: what it was made from, for which devices and shapes.
 
     Attributes:
-        made_from: sha256 of the graph and of its data.
+        made_from: what it depends on; see `engines.keys.engine_ingredients`.
         sms: compute capabilities it runs on, such as "sm89".
         refused: compute capabilities that were asked for and cannot be, with the reason.
-        profile: allowed sizes per dynamic axis.
+        profiles: by name, in the engine's order: allowed sizes per dynamic axis.
+        builder: the library that built it, its version, and the settings.
     """
 
     stage: str
     precision: str
     target: str
     engine: FileEntry
-    made_from: tuple[str, str]
+    made_from: dict[str, str]
     sms: tuple[str, ...]
     refused: dict[str, str]
-    profile: dict[str, AxisRange]
+    profiles: dict[str, dict[str, AxisRange]]
     builder: dict[str, str]
     seconds: float
+
+    def is_of(self, graph: GraphEntry) -> bool:
+        """Whether it was made from this graph and these weights."""
+        source = (graph.graph.sha256, graph.data.sha256)
+        return (self.made_from.get("graph"), self.made_from.get("graph's weights")) == source
 
 
 @dataclass
@@ -183,10 +213,7 @@ class Manifest:
         """Add or replace a graph's entry; engines of another version of it are dropped."""
         key = (entry.precision, entry.stage)
         self.graphs = [e for e in self.graphs if (e.precision, e.stage) != key] + [entry]
-        source = (entry.graph.sha256, entry.data.sha256)
-        self.engines = [
-            e for e in self.engines if (e.precision, e.stage) != key or e.made_from == source
-        ]
+        self.engines = [e for e in self.engines if (e.precision, e.stage) != key or e.is_of(entry)]
 
     def put_engine(self, entry: EngineEntry) -> None:
         """Add or replace an engine's entry.
@@ -195,7 +222,7 @@ class Manifest:
             ArtifactError: its graph is no longer the one that it was made from.
         """
         graph = self.graph(entry.precision, entry.stage)
-        if entry.made_from != (graph.graph.sha256, graph.data.sha256):
+        if not entry.is_of(graph):
             raise ArtifactError(
                 "the graph was exported anew while its engine was built",
                 stage=entry.stage,
@@ -206,10 +233,26 @@ class Manifest:
             entry
         ]
 
+    def engine(self, precision: str, stage: str, target: str) -> EngineEntry | None:
+        """The entry of an engine, or None where it was not built."""
+        key = (precision, stage, target)
+        found = (e for e in self.engines if (e.precision, e.stage, e.target) == key)
+        return next(found, None)
+
+    def listed(self) -> set[str]:
+        """The paths of all files that it speaks of."""
+        entries = [file for e in self.graphs for file in (e.graph, e.data)]
+        entries += [e.engine for e in self.engines]
+        entries += [self.tokenizer] if self.tokenizer is not None else []
+        return {entry.path for entry in entries}
+
+    def to_json(self) -> bytes:
+        """The content of manifest.json."""
+        return (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode()
+
     def save(self, folder: Path) -> None:
         """Write manifest.json, whole or not at all."""
-        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-        files.write_whole(folder / MANIFEST, text.encode())
+        files.write_whole(folder / MANIFEST, self.to_json())
 
 
 def exists(folder: Path) -> bool:
@@ -220,18 +263,48 @@ def exists(folder: Path) -> bool:
 @contextlib.contextmanager
 def updated(folder: Path) -> Iterator[Manifest]:
     """Read the manifest, let it be changed, and write it, while no other process does the same."""
-    with files.locked(folder):
-        manifest = load(folder)
+    with held(folder) as manifest:
         yield manifest
         manifest.save(folder)
 
 
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[Manifest]:
+    """The manifest, while no other process changes it or the files that it speaks of."""
+    with files.locked(folder):
+        files.finish_commit(folder, MANIFEST)
+        yield _read(folder)
+
+
+def commit(folder: Path, staging: Path, change: Callable[[Manifest | None], Manifest]) -> Manifest:
+    """Put new files and the manifest that speaks of them into the folder, at one moment.
+
+    Args:
+        folder: the artifacts.
+        staging: a folder inside it, with the new files under the paths that they shall have.
+        change: the new manifest from the present one, or from None where there is none.
+    """
+    with files.locked(folder):
+        files.finish_commit(folder, MANIFEST)
+        manifest = change(_read(folder) if exists(folder) else None)
+        (staging / MANIFEST).write_bytes(manifest.to_json())
+        files.commit(staging, folder, MANIFEST)
+    return manifest
+
+
 def load(folder: Path) -> Manifest:
-    """Read a folder's manifest.
+    """Read a folder's manifest, after a commit that was cut has been finished.
 
     Raises:
         ArtifactError: there is none, or it is damaged or of another schema.
     """
+    if (folder / files.COMMIT).exists():
+        with files.locked(folder):
+            files.finish_commit(folder, MANIFEST)
+    return _read(folder)
+
+
+def _read(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise ArtifactError(
@@ -240,40 +313,54 @@ def load(folder: Path) -> Manifest:
             got="no such file",
             remedy="ldlm export CHECKPOINT makes them",
         )
+    text = files.read_text(path, ArtifactError, "manifest")
+    remedy = "remove the folder and export again"
     try:
-        document = json.loads(files.read_text(path, ArtifactError, "manifest"))
+        document = msgspec.json.decode(text)
         schema = document["schema"]
         if schema != SCHEMA:
             raise ArtifactError(
-                f"{path} has another schema version",
-                expected=SCHEMA,
-                got=schema,
-                remedy="export again with this version",
+                f"{path} has another schema version", expected=SCHEMA, got=schema, remedy=remedy
             )
-        return _parse(document)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{path} is damaged", got=repr(error), remedy="export again") from error
+        # Strict about unknown and missing fields, which the general conversion is not.
+        LDLMConfig.from_dict(document["config"], source=str(path))
+        return msgspec.convert(document, Manifest)
+    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is damaged", got=repr(error), remedy=remedy) from error
 
 
-def _parse(document: dict[str, Any]) -> Manifest:
-    fields = dict(document)
-    fields["config"] = LDLMConfig.from_dict(fields["config"], source=MANIFEST)
-    if fields["tokenizer"] is not None:
-        fields["tokenizer"] = FileEntry(**fields["tokenizer"])
-    fields["graphs"] = [
-        GraphEntry(**{**e, "graph": FileEntry(**e["graph"]), "data": FileEntry(**e["data"])})
-        for e in fields["graphs"]
-    ]
-    fields["engines"] = [
-        EngineEntry(
-            **{
-                **e,
-                "engine": FileEntry(**e["engine"]),
-                "made_from": tuple(e["made_from"]),
-                "sms": tuple(e["sms"]),
-                "profile": {axis: AxisRange(**r) for axis, r in e["profile"].items()},
-            }
+def require_origin(
+    manifest: Manifest, checkpoint: Path, digest: Callable[[Path], str] = files.sha256
+) -> Path:
+    """The checkpoint folder, if the artifacts were made from it.
+
+    Args:
+        manifest: of the artifacts.
+        checkpoint: the checkpoint folder.
+        digest: the sha256 of a file.
+
+    Raises:
+        ArtifactError: the artifacts were made from another one.
+        CheckpointError: there is none at the path.
+    """
+    checkpoints.read_config(checkpoint)
+    checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
+    found = digest(checkpoint / checkpoints.WEIGHTS)
+    if found != manifest.checkpoint:
+        raise ArtifactError(
+            "the artifacts were made from another checkpoint",
+            expected=f"sha256 {manifest.checkpoint}",
+            got=f"sha256 {found}",
+            remedy="ldlm export this checkpoint first",
         )
-        for e in fields["engines"]
-    ]
-    return Manifest(**fields)
+    return checkpoint
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of manifest.json, from the classes above."""
+    schema = msgspec.json.schema(Manifest)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"manifest.json of an artifacts folder, schema version {SCHEMA}",
+        **schema,
+    }

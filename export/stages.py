@@ -70,6 +70,7 @@ class StageSpec:
         summary: what it computes, for tables.
         inputs, outputs: its tensors, in order.
         weights: the stage whose weights file it uses.
+        module: the module of ldlm that defines it.
         capped: the config field that counts its capped attentions, if it has any.
     """
 
@@ -78,6 +79,7 @@ class StageSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     weights: str
+    module: str
     capped: str | None = None
 
     def build(self, model: LDLM) -> nn.Module:
@@ -113,6 +115,7 @@ STAGES: tuple[StageSpec, ...] = (
         ),
         outputs=(TensorSpec("x0_hat", _STATE),),
         weights="denoiser",
+        module="ldlm.denoiser",
     ),
     StageSpec(
         name="latent_decoder",
@@ -120,6 +123,7 @@ STAGES: tuple[StageSpec, ...] = (
         inputs=(TensorSpec("z", _STATE),),
         outputs=(TensorSpec("h_hat", _STATE),),
         weights="latent_decoder",
+        module="ldlm.latent_decoder",
         capped="decoder_blocks",
     ),
     StageSpec(
@@ -128,6 +132,7 @@ STAGES: tuple[StageSpec, ...] = (
         inputs=(TensorSpec("h_hat", _STATE),),
         outputs=(TensorSpec("token_ids", (BATCH, LENGTH), "int64"),),
         weights="token_decoder",
+        module="ldlm.token_decoder",
     ),
     StageSpec(
         name="token_decoder_logits",
@@ -135,6 +140,7 @@ STAGES: tuple[StageSpec, ...] = (
         inputs=(TensorSpec("h_hat", _STATE),),
         outputs=(TensorSpec("logits", (BATCH, LENGTH, VOCAB)),),
         weights="token_decoder",
+        module="ldlm.token_decoder",
     ),
 )
 

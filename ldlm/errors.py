@@ -12,6 +12,7 @@
     ├── StageInputError      a tensor handed to a stage has another name, dtype or shape
     ├── ProviderError        the runtime or the device asked for is not there
     ├── EngineBuildError     TensorRT refuses the graph, the profile or the target
+    ├── EngineRunError       TensorRT or CUDA fails while an engine runs
     └── ParityError          a gate of the proof failed
 
 A message says what is wrong and then, where they apply, which stage and tensor, what was
@@ -101,6 +102,10 @@ class ProviderError(LDLMError):
 
 class EngineBuildError(LDLMError):
     """TensorRT refuses the graph, the profile or the target."""
+
+
+class EngineRunError(LDLMError):
+    """TensorRT or CUDA fails while an engine runs."""
 
 
 class ParityError(LDLMError):

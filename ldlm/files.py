@@ -9,13 +9,14 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ldlm.errors import DiskSpaceError, LDLMError
 
 LOCK = ".lock"
 PARTIAL = ".partial-"
+COMMIT = ".commit"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -72,13 +73,26 @@ def staging_folder(parent: Path) -> Iterator[Path]:
     with disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
         for left in parent.glob(f"{PARTIAL}*"):
-            if not _alive(left.name.removeprefix(PARTIAL).partition("-")[0]):
-                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+            if not is_in_use(left):
+                remove(left)
         folder = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=parent))
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_in_use(partial: Path) -> bool:
+    """Whether the process that made a temporary folder is still alive."""
+    return _alive(partial.name.removeprefix(PARTIAL).partition("-")[0])
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a whole folder; that it is gone already is no error."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def publish(source: Path, target: Path) -> None:
@@ -120,6 +134,38 @@ def publish_folder(source: Path, target: Path) -> None:
                 raise
 
 
+def commit(staging: Path, folder: Path, last: str) -> None:
+    """Put every file of a finished staging folder into its place below `folder`: all, or none.
+
+    Renaming the staging folder is the moment. Before it the old files stand; after it the new
+    ones do, even if this process dies while it moves them: `finish_commit` goes on.
+    Hold the folder's lock.
+    """
+    with disk_errors(folder):
+        for path in staging.rglob("*"):
+            _fsync(path)
+        _fsync(staging)
+        staging.rename(folder / COMMIT)
+        _fsync(folder)
+    finish_commit(folder, last)
+
+
+def finish_commit(folder: Path, last: str) -> None:
+    """Move what a commit that was cut has left; the file named `last` goes last.
+
+    Hold the folder's lock.
+    """
+    source = folder / COMMIT
+    if not source.is_dir():
+        return
+    left = [path for path in source.rglob("*") if path.is_file()]
+    for path in sorted(left, key=lambda path: path == source / last):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    shutil.rmtree(source)
+
+
 def read_text(path: Path, error: type[LDLMError], what: str) -> str:
     """The UTF-8 text of a file.
 
@@ -133,10 +179,29 @@ def read_text(path: Path, error: type[LDLMError], what: str) -> str:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Wait for, and hold, the folder's lock: for reading, changing and writing one of its files."""
-    with (folder / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def locked(
+    folder: Path,
+    name: str = LOCK,
+    *,
+    shared: bool = False,
+    waiting: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Wait for, and hold, a lock of the folder; the system releases it if the process dies.
+
+    Args:
+        folder: whose lock.
+        name: the plain one is for reading, changing and writing one of the folder's files;
+            others, which begin with its name, for what takes long.
+        shared: together with others who ask for it shared.
+        waiting: told once, if another process holds it.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with (folder / name).open("w") as file:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, kind)
         yield
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engines.artifacts import build_artifacts, export_artifacts
-from engines.compile.targets import parse_sms, profile
+from engines.compile.target import rtx_target
+from engines.compile.targets import parse_sms, profiles
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 from ldlm.tokenizer import create
@@ -49,14 +50,9 @@ def small_artifacts(small_checkpoint: Path, shared: Path) -> Path:
     with files.locked(shared):
         if not folder.exists():
             export_artifacts(small_checkpoint, folder, ["fp32", "fp16", "bf16"], lambda _: None)
-            build_artifacts(
-                folder,
-                None,
-                parse_sms("all"),
-                profile(PRESETS["small"]),
-                skip_unsupported=True,
-                progress=lambda *_: None,
-            )
+            target = rtx_target(parse_sms("all"), skip_unsupported=True)
+            ranges = profiles(PRESETS["small"])
+            build_artifacts(folder, None, target, ranges, lambda *_: None)
     return folder
 
 

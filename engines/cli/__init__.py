@@ -12,7 +12,20 @@ import sys
 
 import typer
 
-from engines.cli import build, convert, evaluate, export, info, init, sample, verify
+from engines.cli import (
+    build,
+    convert,
+    doctor,
+    engines,
+    evaluate,
+    export,
+    gc,
+    info,
+    init,
+    inspect,
+    sample,
+    verify,
+)
 from ldlm.errors import LDLMError
 
 # Packages of the [build] extra, by the names they are imported by.
@@ -34,7 +47,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (init, info, convert, export, build, verify, sample, evaluate):
+COMMANDS = (
+    doctor, init, info, convert, engines, export, verify, build, sample, evaluate, inspect, gc,
+)  # fmt: skip
+for module in COMMANDS:
     app.command(module.__name__.rpartition(".")[2])(module.command)
 
 

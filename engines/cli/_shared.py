@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,8 +19,14 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
+from engines import manifest as manifests
+from engines.keys import Decision
 from ldlm.errors import ConfigError
+
+EXPLAIN = "Say of every file whether it was made, and why."
 
 out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
@@ -102,9 +109,48 @@ def measured(what: str) -> Iterator[dict[str, float]]:
     """Wall seconds and peak resident memory of a block; printed, and in the dict at its end."""
     started = time.perf_counter()
     result: dict[str, float] = {}
+    _reset_peak()
     yield result
+    seconds, peak = time.perf_counter() - started, _peak()
+    result.update(seconds=round(seconds, 1), peak_gb=round(peak / 1e9, 2))
+    err.print(f"{what}: {result['seconds']} s, peak memory {result['peak_gb']} GB", highlight=False)
+
+
+def _reset_peak() -> None:
+    """Begin to measure anew: several steps may run in one process. Linux only."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", "ascii")
+
+
+def _peak() -> int:
+    """Peak resident memory in bytes since the reset; elsewhere than on Linux, of the process."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii"))
+        if found:
+            return 1024 * int(found.group(1))
     # Linux counts kilobytes, macOS bytes.
     unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    result.update(seconds=round(time.perf_counter() - started, 1), peak_gb=round(peak / 1e9, 2))
-    err.print(f"{what}: {result['seconds']} s, peak memory {result['peak_gb']} GB", highlight=False)
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def record(folder: Path, command: str, decisions: Sequence[Decision], run: dict[str, float]) -> str:
+    """Note a run in the manifest, if it made something; one line that says what it did."""
+    made = sum(bool(decision.reasons) for decision in decisions)
+    if not made:
+        return f"nothing has changed, {len(decisions)} kept"
+    with manifests.updated(folder) as manifest:
+        manifest.runs[command] = run
+    return f"{made} made, {len(decisions) - made} kept"
+
+
+def decisions_table(command: str, decisions: Sequence[Decision]) -> Table:
+    """What was made, what was kept, and why."""
+    table = Table(title=f"{command}: what was done, and why")
+    for column in ("file", "done", "because"):
+        table.add_column(column, overflow="fold")
+    for decision in decisions:
+        because = "; ".join(decision.reasons) or "nothing that it depends on has changed"
+        done = "made" if decision.reasons else "kept"
+        table.add_row(decision.what, done, Text(because))
+    return table

@@ -8,8 +8,22 @@ from typing import Annotated
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import measured, numbers, out, precisions, steps
-from engines.compile.targets import RTX, parse_sms, profile
+from engines.cli._shared import (
+    EXPLAIN,
+    decisions_table,
+    measured,
+    names,
+    numbers,
+    out,
+    precisions,
+    record,
+    say,
+    steps,
+)
+from engines.compile.target import rtx_target, trt_target
+from engines.compile.targets import PROFILES, RTX, parse_sms, profiles
+from engines.report import summary_table
+from engines.runtime.libraries import LIBRARIES
 from ldlm.errors import ConfigError
 
 
@@ -18,7 +32,10 @@ def command(
     precision: Annotated[
         str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
     ] = None,
-    target: Annotated[str, typer.Option(help="rtx.")] = RTX,
+    target: Annotated[
+        str,
+        typer.Option(help="rtx: TensorRT-RTX, on any machine; trt: TensorRT, for the GPU at hand."),
+    ] = RTX,
     sm: Annotated[
         str,
         typer.Option(
@@ -26,29 +43,44 @@ def command(
             "stage can have and says why it cannot have another; a list must be met in full."
         ),
     ] = "all",
-    batch: Annotated[str | None, typer.Option(help="Profile MIN,OPT,MAX; default 1,1,8.")] = None,
-    length: Annotated[
-        str | None, typer.Option(help="Profile MIN,OPT,MAX; default every length.")
+    profile: Annotated[
+        str | None,
+        typer.Option(help=f"Batch profiles, of {' and '.join(PROFILES)}; default all of them."),
     ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="One batch range MIN,OPT,MAX in place of the profiles.")
+    ] = None,
+    length: Annotated[
+        str | None, typer.Option(help="Length range MIN,OPT,MAX; default every length.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
-    """Compile the engines, on any machine, and show what the folder holds."""
+    """Compile the engines that have changed, on any machine, and show what the folder holds."""
     from engines.artifacts import build_artifacts
-    from engines.report import summary_table
 
-    if target != RTX:
-        raise ConfigError("no such build target", expected=RTX, got=target)
+    if target not in LIBRARIES:
+        raise ConfigError("no such build target", expected=" or ".join(LIBRARIES), got=target)
+    if target != RTX and sm != "all":
+        raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sm)
     sms = parse_sms(sm)
     config = manifests.load(folder).config
-    ranges = profile(config, numbers(batch, "--batch"), numbers(length, "--length"))
+    wanted = None if profile is None else names(profile)
+    ranges = profiles(config, wanted, numbers(batch, "--batch"), numbers(length, "--length"))
+    chosen = (
+        rtx_target(sms, skip_unsupported=sm.strip().lower() == "all")
+        if target == RTX
+        else trt_target()
+    )
     with measured("build") as run, steps() as progress:
-        build_artifacts(
+        decisions = build_artifacts(
             folder,
             precisions(precision) if precision is not None else None,
-            sms,
+            chosen,
             ranges,
-            skip_unsupported=sm.strip().lower() == "all",
-            progress=progress,
+            progress,
         )
-    with manifests.updated(folder) as manifest:
-        manifest.runs["build"] = run
-    out.print(summary_table(folder, manifest))
+    done = record(folder, "build", decisions, run)
+    if explain:
+        out.print(decisions_table("build", decisions))
+    out.print(summary_table(folder, manifests.load(folder)))
+    say(f"{folder}: {done}")

@@ -10,8 +10,6 @@ import typer
 
 from engines import manifest as manifests
 from engines.cli._shared import measured, out, precisions, steps
-from ldlm.sampler import SampleRequest
-from ldlm.schedule import TangentSchedule
 
 
 def command(
@@ -36,6 +34,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print quality.json.")] = False,
 ) -> None:
     """Sample the same noise everywhere, and count what a judge accepts."""
+    from ldlm.sampler import SampleRequest
+    from ldlm.schedule import TangentSchedule
+
     manifest = manifests.load(folder)
     config = manifest.config
     request = SampleRequest(
@@ -50,10 +51,9 @@ def command(
     )
     from engines.evaluate import evaluate, load_judge, save
     from engines.report import quality_table
-    from engines.runtime.load import require_origin
 
     chosen = precisions(precision) if precision is not None else manifest.precisions()
-    require_origin(manifest, checkpoint)
+    manifests.require_origin(manifest, checkpoint)
     verdict = load_judge(judge)
     with measured("evaluate") as run, steps() as progress:
         rows = evaluate(folder, manifest, checkpoint, chosen, request, verdict, progress)

@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from engines import manifest as manifests
-from engines.cli._shared import default_artifacts, measured, precisions, say, spinner
+from engines.cli._shared import (
+    EXPLAIN,
+    decisions_table,
+    default_artifacts,
+    measured,
+    out,
+    precisions,
+    record,
+    say,
+    spinner,
+)
 
 
 def command(
@@ -21,15 +30,17 @@ def command(
         list[str] | None,
         typer.Option(help="Experiment: leave this island in half; again for another one."),
     ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
-    """Export every stage to ONNX, checked, with a manifest."""
+    """Export every stage to ONNX, checked, with a manifest; only what has changed."""
     from engines.artifacts import export_artifacts
     from export.precision import experiment
 
     folder = folder or default_artifacts(checkpoint)
+    chosen = [experiment(name, without_island or []) for name in precisions(precision)]
     with measured("export") as run, spinner() as progress:
-        chosen = [experiment(name, without_island or []) for name in precisions(precision)]
-        export_artifacts(checkpoint, folder, chosen, progress)
-    with manifests.updated(folder) as manifest:
-        manifest.runs["export"] = run
-    say(f"{folder}: {len(manifest.graphs)} graphs")
+        decisions = export_artifacts(checkpoint, folder, chosen, progress)
+    done = record(folder, "export", decisions, run)
+    if explain:
+        out.print(decisions_table("export", decisions))
+    say(f"{folder}: {done}")

@@ -11,15 +11,15 @@ import typer
 from engines import manifest as manifests
 from engines.cli._shared import err, out, steps
 from ldlm.errors import ConfigError, SamplerError
-from ldlm.sampler import SampleRequest
-from ldlm.schedule import TangentSchedule
 
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
-    runtime: Annotated[str, typer.Option(help="ort, torch (the reference) or evaluator.")] = "ort",
+    runtime: Annotated[
+        str, typer.Option(help="ort, torch (the reference), evaluator, rtx or trt (the engines).")
+    ] = "ort",
     precision: Annotated[str, typer.Option(help="An exported precision.")] = "fp32",
-    provider: Annotated[str, typer.Option(help="cpu or cuda, for ort.")] = "cpu",
+    provider: Annotated[str | None, typer.Option(help="cpu or cuda, for ort; default cpu.")] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Checkpoint folder: the artifacts must have been made from it."),
@@ -41,6 +41,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print token ids and texts.")] = False,
 ) -> None:
     """Sample text. The same seed gives the same text on every runtime in float32."""
+    from ldlm.sampler import SampleRequest, sample
+    from ldlm.schedule import TangentSchedule
+
     manifest = manifests.load(folder)
     config = manifest.config
     length = min(64, config.n_positions) if length is None else length
@@ -65,7 +68,6 @@ def command(
     )
     from engines.runtime.load import load_stages, load_tokenizer
     from ldlm import tokenizer as tokenizers
-    from ldlm.sampler import sample
 
     tokenizer = load_tokenizer(folder, manifest)
     stages = load_stages(

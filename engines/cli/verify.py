@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import measured, out, precisions, spinner
+from engines.cli._shared import err, measured, out, precisions, spinner
+from engines.keys import Digests
+from engines.proof.parity import Extra, read, reasons
 
 
 def command(
@@ -35,28 +37,46 @@ def command(
         int,
         typer.Option(help="Also sample with this many steps on every runtime; 0 leaves it out."),
     ] = 0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also verify what has not changed since it passed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print parity.json.")] = False,
 ) -> None:
-    """Compare every graph with the reference model; exits with 1 if a gate fails."""
-    manifest = manifests.load(folder)
-    from engines.proof.parity import read
-    from engines.proof.tables import tables
-    from engines.proof.verify import Extra, verify
-    from engines.runtime.load import require_origin
-    from ldlm.model import LDLM
+    """Compare every graph with the reference model; exits with 1 if a gate fails.
 
-    read(folder)  # a damaged proof is found before time is spent on a new one
-    chosen = precisions(precision) if precision is not None else manifest.precisions()
+    What has not changed since it passed is not measured again.
+    """
+    manifest = manifests.load(folder)
+    digests = Digests(folder)
+    manifests.require_origin(manifest, checkpoint, digests.of)
+    digests.save()
+    document = read(folder)
     extra = Extra(stress, damage, taps, ablate, sampler_steps)
-    with measured("verify") as run, spinner() as progress:
-        model = LDLM.from_checkpoint(require_origin(manifest, checkpoint))
-        parity = verify(folder, manifest, model, chosen, progress, extra)
-    document = parity.save(folder, manifest)
-    with manifests.updated(folder) as manifest:
-        manifest.runs["verify"] = run
+    chosen = precisions(precision) if precision is not None else manifest.precisions()
+    stale = [name for name in chosen if again or reasons(document, manifest, name, extra)]
+    parity = None
+    if stale:
+        from engines.proof.verify import verify
+        from ldlm.model import LDLM
+
+        with measured("verify") as run, spinner() as progress:
+            model = LDLM.from_checkpoint(checkpoint)
+            parity = verify(folder, manifest, model, stale, progress, extra)
+        document = parity.save(folder, manifest)
+        with manifests.updated(folder) as manifest:
+            manifest.runs["verify"] = run
+    _show(document, as_json=as_json)
+    if parity is None:
+        err.print("nothing has changed since this was verified; --again measures it anew")
+    else:
+        parity.require_passed()
+
+
+def _show(document: dict[str, Any] | None, *, as_json: bool) -> None:
     if as_json:
         out.print_json(json.dumps(document))
-    else:
-        for table in tables(document):
-            out.print(table)
-    parity.require_passed()
+        return
+    from engines.proof.tables import tables
+
+    for table in tables(document or {}):
+        out.print(table)

@@ -8,19 +8,51 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from engines import keys
 from engines.manifest import PARITY, GraphEntry, Manifest
-from engines.proof.compare import Comparison
 from ldlm import files
 from ldlm.errors import ArtifactError, ParityError
+
+if TYPE_CHECKING:
+    from engines.proof.compare import Comparison
 
 # Lists of records that name their precision; those that can fail.
 PARTS = ("lines", "islands", "taps", "self_test", "ablation")
 GATED = ("lines", "islands", "self_test")
+# Mappings from a precision.
+BY_PRECISION = ("made_from", "asked", "drift")
 
 # The stage of the lines about the whole sampler.
 SAMPLER = "sampler"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What can be asked beyond the comparison of every graph.
+
+    Attributes:
+        stress: also export a stressed copy of the checkpoint, and prove that.
+        self_test: damage the graphs in every known way, and see who notices.
+        taps: compare every equation's intermediate.
+        ablate: measure every stage with each of its islands switched off.
+        sampler_steps: also sample with this many steps on every runtime; 0 leaves it out.
+    """
+
+    stress: bool = False
+    self_test: bool = False
+    taps: bool = False
+    ablate: bool = False
+    sampler_steps: int = 0
+
+    def asked(self) -> list[str]:
+        """The names of what is asked."""
+        found = [name for name, value in dataclasses.asdict(self).items() if value is True]
+        return found + ([f"sampler_steps {self.sampler_steps}"] if self.sampler_steps else [])
+
+
+NOTHING_MORE = Extra()
 
 
 @dataclass(frozen=True)
@@ -71,11 +103,15 @@ class Parity:
 
     Attributes:
         drift: per precision, the sampler's distance from the reference at every step.
-        taps, self_test, ablation: records of what was asked besides; see `engines.proof.verify`.
+        taps, self_test, ablation: records of what was asked besides; see `Extra`.
+        made_from: per precision, what the proof depends on; see `engines.keys.proof_ingredients`.
+        asked: per precision, what was asked besides.
     """
 
     lines: list[Line]
     graphs: dict[str, str]
+    made_from: dict[str, keys.Ingredients] = field(default_factory=dict)
+    asked: dict[str, list[str]] = field(default_factory=dict)
     islands: list[dict[str, Any]] = field(default_factory=list)
     drift: dict[str, list[float]] = field(default_factory=dict)
     taps: list[dict[str, Any]] = field(default_factory=list)
@@ -93,6 +129,8 @@ class Parity:
             {
                 "passed": True,
                 "graphs": self.graphs,
+                "made_from": self.made_from,
+                "asked": self.asked,
                 "lines": lines,
                 "islands": self.islands,
                 "drift": self.drift,
@@ -168,12 +206,44 @@ def read(folder: Path) -> dict[str, Any] | None:
     text = files.read_text(path, ArtifactError, "proof")
     try:
         document: dict[str, Any] = json.loads(text)
-        known = {"passed", "graphs", "drift", *PARTS} <= document.keys()
+        known = {"passed", "graphs", *BY_PRECISION, *PARTS} <= document.keys()
     except (json.JSONDecodeError, AttributeError):
         known = False
     if not known:
         raise ArtifactError(f"{path} is damaged", remedy="remove it and run ldlm verify")
     return document
+
+
+def identities(manifest: Manifest, precision: str) -> dict[str, str]:
+    """What a proof of a precision speaks of: `precision/stage` to identity."""
+    return {
+        f"{entry.precision}/{entry.stage}": identity(entry)
+        for entry in manifest.graphs
+        if entry.precision == precision
+    }
+
+
+def reasons(
+    document: dict[str, Any] | None, manifest: Manifest, precision: str, extra: Extra
+) -> tuple[str, ...]:
+    """Why a precision must be verified again; empty if the proof would say the same.
+
+    Args:
+        document: parity.json, as `read` gives it.
+        manifest: of the present files.
+        precision: which.
+        extra: what is asked now.
+    """
+    if document is None or precision not in document["made_from"]:
+        return ("not verified yet",)
+    wanted = keys.proof_ingredients(identities(manifest, precision), manifest.checkpoint)
+    if changed := keys.changes(document["made_from"][precision], wanted):
+        return changed
+    asked = document["asked"][precision]
+    if missing := [name for name in extra.asked() if name not in asked]:
+        return (f"not asked yet: {', '.join(missing)}",)
+    items = [item for part in GATED for item in document[part] if item["precision"] == precision]
+    return () if all(item["passed"] for item in items) else ("a gate failed the last time",)
 
 
 def is_current(manifest: Manifest, graphs: dict[str, str], keys: Iterable[str]) -> bool:
@@ -191,7 +261,8 @@ def _keep_current(document: dict[str, Any], old: dict[str, Any], manifest: Manif
     }
     precisions = {key.partition("/")[0] for key in kept}
     document["graphs"].update(kept)
-    document["drift"].update({p: d for p, d in old["drift"].items() if p in precisions})
+    for part in BY_PRECISION:
+        document[part].update({p: d for p, d in old[part].items() if p in precisions})
     for part in PARTS:
         document[part] += [item for item in old[part] if item["precision"] in precisions]
     document["passed"] = _passed(document)

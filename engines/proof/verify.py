@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from engines import keys
 from engines.manifest import Manifest
 from engines.proof import islands, taps
 from engines.proof.ablate import ablate, half_ones
 from engines.proof.drift import drift
 from engines.proof.gates import CASES
 from engines.proof.inputs import clamped, stage_inputs
-from engines.proof.parity import Line, Parity, identity
+from engines.proof.parity import NOTHING_MORE, Extra, Line, Parity, identities
 from engines.proof.selftest import require_policies, self_test
 from engines.proof.stage import Case, Subject, float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
@@ -36,32 +37,13 @@ STRESS_CASES: tuple[Case, ...] = ((1, 17), (3, 128))
 SAMPLER_LENGTH = 16
 
 
-@dataclass(frozen=True)
-class Extra:
-    """What can be asked beyond the comparison of every graph.
-
-    Attributes:
-        stress: also export a stressed copy of the checkpoint, and prove that.
-        self_test: damage the graphs in every known way, and see who notices.
-        taps: compare every equation's intermediate.
-        ablate: measure every stage with each of its islands switched off.
-        sampler_steps: also sample with this many steps on every runtime; 0 leaves it out.
-    """
-
-    stress: bool = False
-    self_test: bool = False
-    taps: bool = False
-    ablate: bool = False
-    sampler_steps: int = 0
-
-
 def verify(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
     precisions: list[str],
     progress: Progress = lambda _: None,
-    extra: Extra = Extra(),
+    extra: Extra = NOTHING_MORE,
 ) -> Parity:
     """Compare every graph of the given precisions with the reference model.
 
@@ -78,12 +60,16 @@ def verify(
     """
     _require_possible(manifest, precisions, extra)
     parity = Parity([], {})
+    for name in precisions:
+        graphs = identities(manifest, name)
+        parity.graphs |= graphs
+        parity.made_from[name] = keys.proof_ingredients(graphs, manifest.checkpoint)
+        parity.asked[name] = extra.asked()
     for weights in DEPLOYED:
         specs = [spec for spec in STAGES if spec.weights == weights]
         for name in precisions:
             entries = [manifest.graph(name, spec.name) for spec in specs]
             paths = [entry.verified(folder) for entry in entries]
-            parity.graphs |= {f"{name}/{entry.stage}": identity(entry) for entry in entries}
             progress(f"{weights} {name}")
             parity.lines += _prove(model, weights, name, paths, _cases(model, CASES), "given")
             for path, spec in zip(paths, specs, strict=True):

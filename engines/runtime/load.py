@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.manifest import TOKENIZER, Manifest
+from engines.manifest import TOKENIZER, Manifest, require_origin
+from engines.runtime.libraries import LIBRARIES
 from export.stages import DEPLOYED, stage
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
 from ldlm.sampler import Stages
@@ -13,7 +14,7 @@ from ldlm.sampler import Stages
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-RUNTIMES = ("ort", "torch", "evaluator")
+RUNTIMES = ("ort", "torch", "evaluator", *LIBRARIES)
 
 
 def load_stages(
@@ -22,7 +23,7 @@ def load_stages(
     *,
     runtime: str = "ort",
     precision: str = "fp32",
-    provider: str = "cpu",
+    provider: str | None = None,
     checkpoint: Path | None = None,
 ) -> Stages:
     """Load the denoiser, the latent decoder and the token decoder.
@@ -30,9 +31,10 @@ def load_stages(
     Args:
         folder, manifest: the artifacts.
         runtime: "ort"; "torch" for the reference, which needs the checkpoint; "evaluator" for the
-            graphs with every tensor rounded as a device does, slowly and on any machine.
+            graphs with every tensor rounded as a device does, slowly and on any machine; "rtx" or
+            "trt" for the engines, on a GPU.
         precision: of the ONNX graphs; the reference is float32.
-        provider: of ONNX Runtime.
+        provider: of ONNX Runtime, "cpu" unless given; no other runtime has a choice.
         checkpoint: the checkpoint folder that the artifacts should have been made from; checked
             for every runtime where it is given, and what the reference runs.
 
@@ -42,25 +44,24 @@ def load_stages(
     """
     if runtime not in RUNTIMES:
         raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=runtime)
-    if runtime == "evaluator" and provider != "cpu":
-        raise ConfigError("the evaluator runs on the CPU", expected="cpu", got=provider)
-    if runtime == "torch" and (precision != "fp32" or provider != "cpu"):
-        raise ConfigError(
-            "the torch runtime is the reference, float32 on the CPU",
-            expected="fp32 on cpu",
-            got=f"{precision} on {provider}",
-        )
+    only = "cuda" if runtime in LIBRARIES else "cpu"
+    if runtime != "ort" and provider not in (None, only):
+        raise ConfigError(f"runtime {runtime} has one device", expected=only, got=provider)
+    if runtime == "torch" and precision != "fp32":
+        raise ConfigError("the torch runtime is the reference", expected="fp32", got=precision)
     if checkpoint is not None:
         require_origin(manifest, checkpoint)
     if runtime == "torch":
         return _reference(checkpoint)
     if runtime == "evaluator":
         return _evaluator(folder, manifest, precision)
+    if runtime in LIBRARIES:
+        return _tensorrt(runtime, folder, manifest, precision)
     from engines.runtime.ort import OrtStage
 
     return Stages(
         *(
-            OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider)
+            OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider or "cpu")
             for name in DEPLOYED
         )
     )
@@ -86,6 +87,17 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     return tokenizers.parse(text, manifest.config)
 
 
+def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: str) -> Stages:
+    """The engines, in one runtime: they share the stream and the scratch memory."""
+    from engines.runtime.trt import TrtRuntime
+    from engines.runtime.trt_stage import TrtStage
+
+    shared = TrtRuntime(runtime)
+    return Stages(
+        *(TrtStage.from_artifacts(shared, folder, manifest, n, precision) for n in DEPLOYED)
+    )
+
+
 def _evaluator(folder: Path, manifest: Manifest, precision: str) -> Stages:
     from engines.proof.evaluator import EvaluatorStage
 
@@ -101,26 +113,3 @@ def _reference(checkpoint: Path | None) -> Stages:
 
     model = LDLM.from_checkpoint(checkpoint)
     return Stages(*(TorchStage(model, stage(name)) for name in DEPLOYED))
-
-
-def require_origin(manifest: Manifest, checkpoint: Path) -> Path:
-    """The checkpoint folder, if the artifacts were made from it.
-
-    Raises:
-        ArtifactError: the artifacts were made from another one.
-        CheckpointError: there is none at the path.
-    """
-    from ldlm import checkpoint as checkpoints
-    from ldlm import files
-
-    checkpoints.read_config(checkpoint)
-    checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
-    found = files.sha256(checkpoint / checkpoints.WEIGHTS)
-    if found != manifest.checkpoint:
-        raise ArtifactError(
-            "the artifacts were made from another checkpoint",
-            expected=f"sha256 {manifest.checkpoint}",
-            got=f"sha256 {found}",
-            remedy="ldlm export this checkpoint first",
-        )
-    return checkpoint

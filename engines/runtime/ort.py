@@ -17,6 +17,8 @@ from ldlm.errors import ArtifactError, ProviderError
 Array = NDArray[Any]
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# Float32 means float32: CUDA's provider would use TF32.
+PROVIDER_OPTIONS: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
 OPTIMISATION = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,  # what is deployed
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -116,7 +118,8 @@ def _open(
         # ONNX Runtime would otherwise run what the device cannot on the CPU, with a warning.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
-        session = ort.InferenceSession(str(path), options, providers=[wanted])
+        chosen = [(wanted, PROVIDER_OPTIONS[provider])]
+        session = ort.InferenceSession(str(path), options, providers=chosen)
     except Exception as error:  # the library's exceptions share no base but this one
         kind = ArtifactError if provider == "cpu" else ProviderError
         raise kind(

@@ -10,7 +10,8 @@ import pytest
 
 from engines import manifest as manifests
 from engines.artifacts import build_artifacts, export_artifacts
-from engines.compile.targets import profile
+from engines.compile.target import rtx_target
+from engines.compile.targets import profiles
 from engines.manifest import FileEntry
 from ldlm import LDLM, PRESETS, files
 from ldlm.errors import ArtifactError, DiskSpaceError, EngineBuildError
@@ -30,7 +31,7 @@ def test_every_file_has_its_hash(small_artifacts: Path) -> None:
     on_disk = {
         path.relative_to(small_artifacts).as_posix(): files.sha256(path)
         for path in small_artifacts.rglob("*")
-        if path.is_file() and path.name not in ("manifest.json", ".lock")
+        if path.is_file() and path.name != "manifest.json" and not path.name.startswith(".")
     }
     assert listed == on_disk
     assert {"torch", "onnx", "tensorrt-rtx"} <= manifest.tools.keys()
@@ -160,14 +161,13 @@ def test_two_writers_lose_nothing(own_artifacts: Path) -> None:
 
 def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before the build, and while writing; the older engine stays as it was."""
+    with manifests.updated(own_artifacts) as manifest:
+        manifest.engines = []
     before = {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()}
-    arguments = {
-        "sms": ["sm89"], "profile": profile(PRESETS["small"]), "skip_unsupported": False,
-        "progress": silent,
-    }  # fmt: skip
+    arguments = (rtx_target(["sm89"]), profiles(PRESETS["small"]), silent)
     monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 100)
     with pytest.raises(DiskSpaceError, match=r"denoiser\.engine") as caught:
-        build_artifacts(own_artifacts, ["fp16"], **arguments)
+        build_artifacts(own_artifacts, ["fp16"], *arguments)
     assert "100 bytes free" in str(caught.value)
     monkeypatch.undo()
 
@@ -176,7 +176,7 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(DiskSpaceError):
-        build_artifacts(own_artifacts, ["fp16"], **arguments)
+        build_artifacts(own_artifacts, ["fp16"], *arguments)
     monkeypatch.undo()
     assert {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()} == before
 
@@ -185,15 +185,13 @@ def test_an_explicit_target_must_be_met(own_artifacts: Path) -> None:
     before = json.loads((own_artifacts / "manifest.json").read_text())
     with pytest.raises(EngineBuildError, match="sm75"):
         build_artifacts(
-            own_artifacts, ["fp16"], ["sm75"], profile(PRESETS["small"]),
-            skip_unsupported=False, progress=silent,
-        )  # fmt: skip
+            own_artifacts, ["fp16"], rtx_target(["sm75"]), profiles(PRESETS["small"]), silent
+        )
     assert json.loads((own_artifacts / "manifest.json").read_text()) == before
 
 
 def test_precisions_are_looked_up_before_anything_is_built(own_artifacts: Path) -> None:
     with pytest.raises(ArtifactError, match="was not exported"):
         build_artifacts(
-            own_artifacts, ["fp16", "fp8"], ["sm89"], profile(PRESETS["small"]),
-            skip_unsupported=False, progress=silent,
-        )  # fmt: skip
+            own_artifacts, ["fp16", "fp8"], rtx_target(["sm89"]), profiles(PRESETS["small"]), silent
+        )

@@ -12,7 +12,7 @@ import pytest
 
 from engines import build_engine
 from engines import manifest as manifests
-from engines.compile.targets import RTX_SMS, parse_sms, profile
+from engines.compile.targets import RTX_SMS, fitting, parse_sms, profiles
 from export.stages import AxisRange, stage
 from ldlm import PRESETS
 from ldlm.errors import ConfigError, EngineBuildError
@@ -45,9 +45,10 @@ def test_artifacts_hold_engines_for_every_target(
     assert ("sm75" in entry.sms) == on_turing
     assert ("sm75" in entry.refused) == (not on_turing)
     source = manifest.graph(precision, name)
-    assert entry.made_from == (source.graph.sha256, source.data.sha256)
-    assert entry.profile["batch"] == AxisRange(1, 1, 8)
-    assert entry.profile["length"].max == CONFIG.n_positions
+    assert entry.is_of(source)
+    assert entry.profiles["latency"]["batch"] == AxisRange(1, 1, 1)
+    assert entry.profiles["throughput"]["batch"] == AxisRange(1, 8, 8)
+    assert entry.profiles["latency"]["length"].max == CONFIG.n_positions
 
 
 def test_turing_is_refused_with_the_layer_that_stops_it(small_artifacts: Path) -> None:
@@ -55,7 +56,7 @@ def test_turing_is_refused_with_the_layer_that_stops_it(small_artifacts: Path) -
     with pytest.raises(EngineBuildError, match="sm75: no float32 matrix product") as caught:
         build_engine(
             graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-            sms=["sm75", "sm89"], profile=profile(CONFIG),
+            sms=["sm75", "sm89"], profiles=profiles(CONFIG),
         )  # fmt: skip
     assert "the graph has 2" in str(caught.value)  # the two of the time embedding
 
@@ -68,7 +69,7 @@ def test_tensorrt_agrees_that_turing_has_no_float32_product(
     with pytest.raises(EngineBuildError, match="FP32 GEMM is not supported"):
         build_engine(
             graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-            sms=["sm75"], profile=profile(CONFIG),
+            sms=["sm75"], profiles=profiles(CONFIG),
         )  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def test_a_failed_build_leaves_no_trace_in_the_next(
     def build() -> bytes:
         return build_engine(
             graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profile=profile(CONFIG),
+            sms=["sm89"], profiles=profiles(CONFIG),
         ).plan  # fmt: skip
 
     before = build()
@@ -88,7 +89,7 @@ def test_a_failed_build_leaves_no_trace_in_the_next(
     with pytest.raises(EngineBuildError):
         build_engine(
             graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-            sms=["sm75"], profile=profile(CONFIG),
+            sms=["sm75"], profiles=profiles(CONFIG),
         )  # fmt: skip
     assert build() == before
 
@@ -98,7 +99,7 @@ def test_builds_are_repeatable_and_report_progress(small_artifacts: Path) -> Non
     plans = [
         build_engine(
             graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profile=profile(CONFIG), progress=lambda *step: seen.append(step),
+            sms=["sm89"], profiles=profiles(CONFIG), progress=lambda *step: seen.append(step),
         ).plan
         for _ in range(2)
     ]  # fmt: skip
@@ -117,7 +118,7 @@ def test_ctrl_c_stops_a_build(small_artifacts: Path, after: float) -> None:
         for _ in range(20):
             build_engine(
                 graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-                sms=["sm89"], profile=profile(CONFIG),
+                sms=["sm89"], profiles=profiles(CONFIG),
             )  # fmt: skip
 
     timer.start()
@@ -134,7 +135,7 @@ def test_stopping_a_build_stops_it(small_artifacts: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         build_engine(
             graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profile=profile(CONFIG), progress=stop,
+            sms=["sm89"], profiles=profiles(CONFIG), progress=stop,
         )  # fmt: skip
 
 
@@ -142,11 +143,11 @@ def test_attention_that_parses_and_does_not_build_in_float32(
     small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 7: the Attention op parses and then fails to build in float32 as it stands."""
-    monkeypatch.setattr("engines.compile.rtx._allow_float32_attention", lambda _: None)
+    monkeypatch.setattr("engines.compile.rtx.allow_float32_attention", lambda *_: None)
     with pytest.raises(EngineBuildError, match="could not build"):
         build_engine(
             graph(small_artifacts, "fp32", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profile=profile(CONFIG),
+            sms=["sm89"], profiles=profiles(CONFIG),
         )  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"\x00nothing")
     with pytest.raises(EngineBuildError, match="cannot read the graph"):
         build_engine(tmp_path / "x.onnx", stage("denoiser"), CONFIG, sms=["sm89"],
-                     profile=profile(CONFIG))  # fmt: skip
+                     profiles=profiles(CONFIG))  # fmt: skip
 
 
 def test_sm_lists() -> None:
@@ -167,7 +168,28 @@ def test_sm_lists() -> None:
 
 def test_profiles() -> None:
     """Case 18: out of order, or larger than the graph: refused before TensorRT is asked."""
-    assert profile(CONFIG, (1, 2, 4), (1, 16, 64))["batch"] == AxisRange(1, 2, 4)
+    (name,), (ranges,) = zip(*profiles(CONFIG, None, (1, 2, 4), (1, 16, 64)).items(), strict=True)
+    assert name == "custom"
+    assert ranges["batch"] == AxisRange(1, 2, 4)
+    assert ranges["length"] == AxisRange(1, 16, 64)
+    assert list(profiles(CONFIG, ["latency"])) == ["latency"]
     for batch, length in (((1, 4, 2), None), ((1, 1, 65), None), (None, (1, 64, 129))):
         with pytest.raises(ConfigError):
-            profile(CONFIG, batch, length)
+            profiles(CONFIG, None, batch, length)
+    with pytest.raises(ConfigError, match="no such profile"):
+        profiles(CONFIG, ["fast"])
+    with pytest.raises(ConfigError, match="a profile of its own"):
+        profiles(CONFIG, ["latency"], (1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"),
+    [
+        ({"batch": 1, "length": 5}, (0, "latency")),
+        ({"batch": 2, "length": 128}, (1, "throughput")),
+        ({"batch": 9, "length": 5}, None),
+        ({"batch": 1, "length": 129}, None),
+    ],
+)
+def test_a_shape_chooses_its_profile(sizes: dict[str, int], name: tuple[int, str] | None) -> None:
+    assert fitting(profiles(CONFIG), sizes) == name

@@ -1,0 +1,29 @@
+"""ldlm engines: from a checkpoint to verified engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines.cli import build, export, verify
+from engines.cli._shared import EXPLAIN, default_artifacts
+from engines.compile.targets import RTX
+
+
+def command(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Artifacts folder; default artifacts/<name>.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "fp32,fp16",
+    target: Annotated[str, typer.Option(help="rtx or trt; see ldlm build.")] = RTX,
+    sm: Annotated[str, typer.Option(help="Compute capabilities; see ldlm build.")] = "all",
+    explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
+) -> None:
+    """Export, verify and build what has changed; stops at the first gate that fails."""
+    folder = folder or default_artifacts(checkpoint)
+    export.command(checkpoint, folder, precision, explain=explain)
+    verify.command(folder, checkpoint, precision)
+    build.command(folder, precision, target, sm, explain=explain)

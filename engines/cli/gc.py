@@ -1,0 +1,34 @@
+"""ldlm gc: what in an artifacts folder belongs to nothing any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from engines.cli._shared import out, say
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete it; without this it is only listed.")
+    ] = False,
+) -> None:
+    """List, or delete, files that the manifest does not speak of and what killed runs left."""
+    from engines.collect import collect, leftovers
+
+    found = collect(folder) if delete else leftovers(folder)
+    if found:
+        table = Table(title="deleted" if delete else "would be deleted with --delete")
+        table.add_column("file", overflow="fold")
+        table.add_column("MB", justify="right")
+        table.add_column("why")
+        for item in found:
+            path = item.path.relative_to(folder).as_posix()
+            table.add_row(path, f"{item.bytes / 1e6:,.1f}", item.reason)
+        out.print(table)
+    total = sum(item.bytes for item in found) / 1e6
+    say(f"{folder}: {len(found)} leftovers, {total:,.1f} MB")

@@ -1,0 +1,74 @@
+"""What in an artifacts folder belongs to nothing any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines import manifest as manifests
+from engines.keys import Digests
+from engines.manifest import Manifest
+from ldlm import files
+
+# Only what has the form of a file of ours is ever looked at.
+PATTERNS = ("onnx/*/*.onnx", "onnx/*/*.onnx.data", "engines/*/*/*.engine")
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file or folder that can go, its size in bytes, and why."""
+
+    path: Path
+    bytes: int
+    reason: str
+
+
+def unlisted(folder: Path, manifest: Manifest) -> list[Path]:
+    """Graphs and engines that the manifest does not speak of."""
+    known = manifest.listed()
+    found = (path for pattern in PATTERNS for path in sorted(folder.glob(pattern)))
+    return [path for path in found if path.relative_to(folder).as_posix() not in known]
+
+
+def leftovers(folder: Path) -> list[Leftover]:
+    """What can go: unlisted files, what killed processes left, what is only remembered.
+
+    Raises:
+        ArtifactError: there are no artifacts, or their manifest is damaged.
+    """
+    return _leftovers(folder, manifests.load(folder))
+
+
+def collect(folder: Path) -> list[Leftover]:
+    """Delete what can go, while nobody writes; what it was.
+
+    Raises:
+        ArtifactError: as `leftovers`.
+    """
+    with manifests.held(folder) as manifest:
+        found = _leftovers(folder, manifest)
+        for item in found:
+            files.remove(item.path)
+    return found
+
+
+def _leftovers(folder: Path, manifest: Manifest) -> list[Leftover]:
+    found = [
+        Leftover(path, path.stat().st_size, "not in the manifest")
+        for path in unlisted(folder, manifest)
+    ]
+    found += [
+        Leftover(path, _size(path), "left by a process that died")
+        for path in sorted(folder.rglob(f"{files.PARTIAL}*"))
+        if not files.is_in_use(path)
+    ]
+    memory = folder / Digests.NAME
+    if memory.exists():
+        found.append(Leftover(memory, memory.stat().st_size, "remembered hashes, made again"))
+    return found
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())

@@ -1,0 +1,173 @@
+"""What a folder of artifacts, an ONNX file or an engine is: as a document, and two compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engines import manifest as manifests
+from engines.manifest import EngineEntry, Manifest
+from ldlm import files
+from ldlm.errors import ArtifactError
+
+# Computations whose dtype a precision policy decides.
+ISLANDS = (
+    "LayerNormalization", "RMSNormalization", "Softmax", "Tanh", "Attention", "MatMul", "Gemm",
+)  # fmt: skip
+
+Document = dict[str, Any]
+
+
+def describe(path: Path) -> Document:
+    """A folder of artifacts, an .onnx file or an .engine file.
+
+    Raises:
+        ArtifactError: it is none of them, or damaged.
+    """
+    if path.is_dir():
+        return _folder(manifests.load(path))
+    if path.is_file() and path.suffix == ".onnx":
+        return _graph(path)
+    if path.is_file() and path.suffix == ".engine":
+        return _engine(path)
+    raise ArtifactError(
+        "there is nothing to inspect",
+        expected="an artifacts folder, an .onnx or an .engine file",
+        got=path if path.exists() else f"no {path}",
+    )
+
+
+def differences(left: Document, right: Document) -> list[tuple[str, str, str]]:
+    """(key, left, right) of everything that differs; "-" where a side lacks it."""
+    flat = [dict(flatten(document)) for document in (left, right)]
+    names = dict.fromkeys([*flat[0], *flat[1]])
+    rows = [(name, flat[0].get(name, "-"), flat[1].get(name, "-")) for name in names]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of every leaf of a document."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list | tuple):
+        yield prefix, ", ".join(str(item) for item in value) or "none"
+    else:
+        yield prefix, str(value)
+
+
+def _folder(manifest: Manifest) -> Document:
+    return {
+        "name": manifest.name,
+        "schema": manifest.schema,
+        "checkpoint": manifest.checkpoint,
+        "config": dataclasses.asdict(manifest.config),
+        "tools": manifest.tools,
+        "policies": {
+            name: [" ".join(f"{value}" for value in rule.values()) for rule in rules]
+            for name, rules in manifest.policies.items()
+        },
+        "graphs": {
+            f"{entry.precision}/{entry.stage}": {
+                "sha256": entry.graph.sha256,
+                "weights": entry.data.sha256,
+                "bytes": entry.graph.bytes + entry.data.bytes,
+                "made from": entry.made_from,
+                "evidence": entry.evidence,
+            }
+            for entry in manifest.graphs
+        },
+        "engines": {
+            f"{entry.precision}/{entry.target}/{entry.stage}": _entry(entry)
+            for entry in manifest.engines
+        },
+        "runs": manifest.runs,
+    }
+
+
+def _entry(entry: EngineEntry) -> Document:
+    return {
+        "sha256": entry.engine.sha256,
+        "bytes": entry.engine.bytes,
+        "runs on": list(entry.sms),
+        "refused": entry.refused,
+        "profiles": {
+            name: {axis: str(sizes) for axis, sizes in ranges.items()}
+            for name, ranges in entry.profiles.items()
+        },
+        "builder": entry.builder,
+        "made from": entry.made_from,
+    }
+
+
+def _graph(path: Path) -> Document:
+    import onnx_ir as ir
+
+    try:
+        model = ir.load(path)
+    except Exception as error:  # protobuf's and onnx_ir's errors share no base but this one
+        raise ArtifactError(f"{path} is not a readable ONNX file", got=str(error)[:300]) from error
+    graph = model.graph
+    held = [value.const_value for value in graph.initializers.values() if value.const_value]
+    external = {str(tensor.location) for tensor in held if isinstance(tensor, ir.ExternalTensor)}
+    missing = sorted(name for name in external if not (path.parent / name).is_file())
+    return {
+        "sha256": files.sha256(path),
+        "opset": graph.opset_imports.get("", "none"),
+        "inputs": {str(value.name): _type(value) for value in graph.inputs},
+        "outputs": {str(value.name): _type(value) for value in graph.outputs},
+        "nodes": dict(Counter(node.op_type for node in graph).most_common()),
+        "dtypes": {
+            name: dict(Counter(_types(node) for node in graph if node.op_type == name))
+            for name in ISLANDS
+            if any(node.op_type == name for node in graph)
+        },
+        "parameters": sum(tensor.size for tensor in held),
+        "weights": dict(Counter(str(tensor.dtype.name) for tensor in held)),
+        "external data": [f"{n} (missing)" if n in missing else n for n in sorted(external)],
+        "manifest": _home(path, "graphs"),
+    }
+
+
+def _type(value: Any) -> str:
+    shape = "?" if value.shape is None else ", ".join(str(size) for size in value.shape)
+    return f"{value.dtype.name if value.dtype else '?'} [{shape}]"
+
+
+def _types(node: Any) -> str:
+    """Dtypes of the first input and the first output."""
+    first, last = node.inputs[0], node.outputs[0]
+    names = [v.dtype.name if v is not None and v.dtype else "?" for v in (first, last)]
+    return " -> ".join(names)
+
+
+def _engine(path: Path) -> Document:
+    """An engine's file says nothing of itself; what is known stands in the manifest beside it."""
+    return {
+        "sha256": files.sha256(path),
+        "bytes": path.stat().st_size,
+        "manifest": _home(path, "engines"),
+    }
+
+
+def _home(path: Path, kind: str) -> Document | str:
+    """What the manifest above a file says of it."""
+    folder = next((p for p in path.resolve().parents if manifests.exists(p)), None)
+    if folder is None:
+        return "none above this file"
+    manifest = manifests.load(folder)
+    name = path.resolve().relative_to(folder).as_posix()
+    entries = {e.graph.path: e.graph for e in manifest.graphs}
+    entries |= {e.engine.path: e.engine for e in manifest.engines}
+    if name not in entries:
+        return f"{folder.name} does not speak of this file"
+    same = files.sha256(path) == entries[name].sha256
+    found: Document = {"of": folder.name, "file": "as it was made" if same else "CHANGED SINCE"}
+    if kind == "engines":
+        found |= next(_entry(e) for e in manifest.engines if e.engine.path == name)
+    else:
+        found |= {"made from": next(e.made_from for e in manifest.graphs if e.graph.path == name)}
+    return found

@@ -1,0 +1,258 @@
+"""What an artifact was made from: named ingredients, and whether they are still the same.
+
+Imports neither torch nor TensorRT: to find that nothing has changed must cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import engines
+import export
+import ldlm
+from engines.compile.target import Profiles, Target
+from export.precision import policy
+from export.stages import stage
+from ldlm import files
+from ldlm.config import LDLMConfig
+
+PACKAGES = {
+    name: Path(str(module.__file__)).parent
+    for name, module in (("ldlm", ldlm), ("export", export), ("engines", engines))
+}
+
+GRAPH_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
+ENGINE_TOOLS = ("tensorrt-rtx", "tensorrt", "polygraphy")
+PROOF_TOOLS = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt-rtx", "numpy")
+
+Ingredients = dict[str, str]
+
+
+def graph_ingredients(
+    weights: str, precision: str, checkpoint: str, config: LDLMConfig
+) -> Ingredients:
+    """All that an exported graph depends on.
+
+    Args:
+        weights: the stage, by its weights file.
+        precision: a policy.
+        checkpoint: sha256 of model.safetensors.
+        config: of the model.
+
+    Raises:
+        ConfigError: no such stage or precision.
+    """
+    rules = [dataclasses.asdict(rule) for rule in policy(precision)]
+    return {
+        "weights": checkpoint,
+        "config": text_digest(config.to_json()),
+        "policy": text_digest(json.dumps(rules)),
+        "code of the export": source_digest(closure("export.exporter")),
+        "code of the stage": source_digest(closure(stage(weights).module)),
+        **tool_versions(GRAPH_TOOLS),
+    }
+
+
+def engine_ingredients(graph: str, data: str, target: Target, profiles: Profiles) -> Ingredients:
+    """All that an engine depends on; `graph` and `data` are sha256."""
+    ranges = {name: {a: str(r) for a, r in axes.items()} for name, axes in profiles.items()}
+    return {
+        "graph": graph,
+        "graph's weights": data,
+        "targets": target.asked,
+        "profiles": json.dumps(ranges),
+        "code of the build": source_digest(closure(target.module)),
+        **tool_versions(target.tools),
+    }
+
+
+def proof_ingredients(graphs: Mapping[str, str], checkpoint: str) -> Ingredients:
+    """All that a proof depends on, beside what was asked.
+
+    Args:
+        graphs: what it speaks of; see `engines.proof.parity.identity`.
+        checkpoint: sha256 of model.safetensors.
+    """
+    modules = [m for package in PACKAGES for m in closure("engines.proof.verify", package)]
+    return {
+        "weights": checkpoint,
+        "graphs": text_digest(json.dumps(dict(sorted(graphs.items())))),
+        "code of the proof": source_digest(modules),
+        **tool_versions(PROOF_TOOLS),
+    }
+
+
+def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
+    """What differs, in words; empty if nothing does."""
+    found = []
+    for name in dict.fromkeys([*new, *old]):
+        before, after = old.get(name, "absent"), new.get(name, "absent")
+        if before != after:
+            short = max(len(before), len(after)) <= 40
+            found.append(f"{name}: {before} -> {after}" if short else f"{name} changed")
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Whether a file was made, and why.
+
+    Attributes:
+        what: the file, in words.
+        reasons: what has changed since it was made; empty: it was kept.
+    """
+
+    what: str
+    reasons: tuple[str, ...]
+
+
+def text_digest(text: str) -> str:
+    """sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tool_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions; what is not installed is left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def closure(module: str, package: str | None = None) -> tuple[str, ...]:
+    """The modules of one package that a module needs, itself among them, sorted.
+
+    Args:
+        module: where to start, such as "ldlm.denoiser".
+        package: which package's modules; default: the module's own.
+    """
+    seen: set[str] = set()
+    waiting = [module]
+    own = module.partition(".")[0]
+    while waiting:
+        name = waiting.pop()
+        # Within one package, what other packages import of it does not count.
+        follow = package is not None or name.partition(".")[0] == own
+        if name not in seen and follow:
+            seen.add(name)
+            waiting += _imports(name)
+    kept = package or own
+    return tuple(sorted(name for name in seen if name.partition(".")[0] == kept))
+
+
+def source_digest(modules: Sequence[str]) -> str:
+    """sha256 over the modules' syntax trees: no comments, no docstrings, no positions."""
+    return text_digest("\n".join(f"{name} {_tree_digest(name)}" for name in modules))
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_path(module).read_bytes())
+
+
+@cache
+def _tree_digest(module: str) -> str:
+    tree = _tree(module)
+    for node in ast.walk(tree):
+        body: list[Any] | None = getattr(node, "body", None)
+        if isinstance(body, list) and body and _is_docstring(body[0]):
+            body.pop(0)
+    return text_digest(ast.dump(tree))
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _path(module: str) -> Path:
+    package, *parts = module.split(".")
+    path = PACKAGES[package].joinpath(*parts)
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@cache
+def _imports(module: str) -> tuple[str, ...]:
+    """Modules of the three packages that a module imports, wherever in it."""
+    found: list[str] = []
+    for node in ast.walk(_tree(module)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [_source(node.module, alias.name) for alias in node.names]
+        found += [n for n in names if _is_ours(n)]
+    return tuple(dict.fromkeys(found))
+
+
+def _source(module: str, name: str) -> str:
+    """Where `from module import name` finds it: a module below, or the module itself."""
+    below = f"{module}.{name}"
+    return below if _is_ours(below) else module
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES and _path(module).is_file()
+
+
+class Digests:
+    """sha256 of files, remembered by size, times and inode, so that no file is read twice.
+
+    Args:
+        folder: where the memory is kept; losing it costs time, never correctness.
+    """
+
+    NAME = ".digests.json"
+    SETTLED = 0.1  # seconds: a file younger than this could change within its timestamp
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / self.NAME
+        self._known: dict[str, list[Any]] = {}
+        self._changed = False
+        try:
+            known = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            known = {}
+        if isinstance(known, dict):
+            self._known = known
+
+    def of(self, path: Path) -> str:
+        """The sha256 of a file that is there."""
+        stat = path.stat()
+        state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        key = str(path.resolve())
+        entry = self._known.get(key)
+        if isinstance(entry, list) and len(entry) == 5 and entry[:4] == state:
+            return str(entry[4])
+        digest = files.sha256(path)
+        if time.time() - max(stat.st_mtime, stat.st_ctime) > self.SETTLED:
+            self._known[key] = [*state, digest]
+            self._changed = True
+        return digest
+
+    def is_same(self, path: Path, digest: str) -> bool:
+        """Whether the file is there and has this sha256."""
+        return path.is_file() and self.of(path) == digest
+
+    def save(self) -> None:
+        """Keep what was learned, where the folder exists."""
+        if self._changed and self._path.parent.is_dir():
+            text = json.dumps(self._known)
+            files.write_whole(self._path, text.encode())
+            self._changed = False

@@ -1,0 +1,82 @@
+"""An engine file, after everything was checked that can be without asking TensorRT.
+
+TensorRT's own answer to an engine of another GPU or version is an opaque one, and two engines of
+one architecture with other weights look the same to it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engines.compile.targets import RTX
+from engines.manifest import EngineEntry, Manifest, read
+from ldlm.errors import ArtifactError
+
+
+def target_of(library: str, sm: str) -> str:
+    """The manifest's name of a build target: one file for all GPUs, or one per GPU."""
+    return RTX if library == "rtx" else f"{library}-{sm}"
+
+
+def checked_engine(
+    folder: Path,
+    manifest: Manifest,
+    precision: str,
+    stage: str,
+    library: str,
+    sm: str,
+    version: str,
+) -> tuple[EngineEntry, bytes]:
+    """The entry and the bytes of an engine that this GPU and this TensorRT can run.
+
+    Args:
+        folder, manifest: the artifacts.
+        precision, stage: which engine.
+        library: "rtx" or "trt".
+        sm: compute capability of the GPU, such as "sm89".
+        version: of the TensorRT library that will load it.
+
+    Raises:
+        ArtifactError: it was not built, or built for other GPUs, by another version, or from
+            another graph; or the file is missing, cut or changed.
+    """
+    target = target_of(library, sm)
+    entry = manifest.engine(precision, stage, target)
+    if entry is None:
+        built = sorted({f"{e.precision} {e.target}" for e in manifest.engines if e.stage == stage})
+        raise ArtifactError(
+            "this engine was not built",
+            stage=stage,
+            expected=f"{precision} {target}",
+            got=", ".join(built) or "no engine of this stage",
+            remedy=f"ldlm build {folder} --precision {precision} --target {library}",
+        )
+    if sm not in entry.sms:
+        raise ArtifactError(
+            "the engine was built for other GPUs",
+            stage=stage,
+            expected=" ".join(entry.sms),
+            got=f"{sm}: {entry.refused[sm]}" if sm in entry.refused else sm,
+            remedy=f"ldlm build {folder} --precision {precision} --target {library} --sm {sm}",
+        )
+    built_by = entry.builder.get("version", "unknown")
+    if _minor(built_by) != _minor(version):
+        raise ArtifactError(
+            "the engine was built by another version of TensorRT",
+            stage=stage,
+            expected=f"{entry.builder.get('library')} {built_by}",
+            got=version,
+            remedy="install that version, or ldlm build with this one",
+        )
+    if not entry.is_of(manifest.graph(precision, stage)):
+        raise ArtifactError(
+            "the engine was made from another graph than the one beside it",
+            stage=stage,
+            remedy=f"ldlm build {folder} --precision {precision} --target {library}",
+        )
+    return entry, read(entry.engine, folder)
+
+
+def _minor(version: str) -> str:
+    """Engines of one minor version may not load in another."""
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,52 @@
+"""TensorRT-RTX and plain TensorRT, imported when they are asked for.
+
+That one is absent is an error with the command that installs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from ldlm.errors import ProviderError
+
+
+@dataclass(frozen=True)
+class Library:
+    """A TensorRT.
+
+    Attributes:
+        module: the name it is imported by.
+        package: its name in a package index.
+        extra: ours that brings it.
+        jit: whether it compiles kernels on the device, which a cache on disk then keeps.
+    """
+
+    module: str
+    package: str
+    extra: str
+    jit: bool
+
+
+LIBRARIES: dict[str, Library] = {
+    "rtx": Library("tensorrt_rtx", "tensorrt-rtx", "rtx", jit=True),
+    "trt": Library("tensorrt", "tensorrt", "tensorrt", jit=False),
+}
+
+
+def load_library(name: str) -> Any:
+    """The module of a TensorRT.
+
+    Raises:
+        ProviderError: it is not installed, or does not load.
+    """
+    library = LIBRARIES[name]
+    try:
+        return importlib.import_module(library.module)
+    except (ImportError, OSError) as error:
+        raise ProviderError(
+            f"{library.package} is not usable here",
+            got=str(error),
+            remedy=f"pip install 'ldlm-engines[{library.extra}]'",
+        ) from error

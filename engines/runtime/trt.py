@@ -1,0 +1,156 @@
+"""TensorRT at run time: one runtime for TensorRT-RTX and plain TensorRT."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from engines.runtime.cuda import Cuda, Device
+from engines.runtime.libraries import LIBRARIES, load_library
+from ldlm import files
+from ldlm.errors import ArtifactError
+
+log = logging.getLogger(__name__)
+
+
+class Scratch:
+    """Device memory that the stages of a runtime share: they never run at the same time.
+
+    Attributes:
+        generation: counts how often it was replaced by a larger one; a captured graph holds the
+            pointer of its own time.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.pointer, self.size, self.generation = 0, 0, 0
+
+    def reserve(self, size: int) -> None:
+        """Make it at least `size` bytes."""
+        if size <= self.size:
+            return
+        if self.pointer:
+            self._device.free(self.pointer)
+        self.pointer, self.size = self._device.allocate(size), size
+        self.generation += 1
+
+
+class TrtRuntime:
+    """A TensorRT library, one GPU, one stream and the scratch memory that its stages share.
+
+    Args:
+        name: of LIBRARIES.
+        device: the GPU; None is the first.
+        module: the library, if it is loaded already.
+
+    Raises:
+        ProviderError: no library, no driver or no GPU.
+    """
+
+    def __init__(self, name: str, device: Device | None = None, module: Any = None) -> None:
+        self.name, self.library = name, LIBRARIES[name]
+        self.trt = load_library(name) if module is None else module
+        self.device: Device = Cuda() if device is None else device
+        self.stream = self.device.stream()
+        self.scratch = Scratch(self.device)
+        self._messages = _logger(self.trt)
+        self._runtime = self.trt.Runtime(self._messages)
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return str(self.trt.__version__)
+
+    def engine(self, plan: bytes, stage: str) -> Any:
+        """An engine in device memory.
+
+        Raises:
+            ArtifactError: the library does not take it; with what it said.
+        """
+        engine = self._runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise ArtifactError(
+                f"{self.library.package} {self.version} does not take the engine",
+                stage=stage,
+                got="; ".join(self._messages.errors)[:1000] or "no reason given",
+                remedy="ldlm build it again with this version, for this GPU",
+            )
+        return engine
+
+    def context(self, engine: Any, cache: RuntimeCache | None) -> Any:
+        """An execution context that uses the shared scratch memory."""
+        strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self.scratch.reserve(engine.device_memory_size_v2)
+        if not self.library.jit:
+            return engine.create_execution_context(strategy)
+        settings = engine.create_runtime_config()
+        settings.set_execution_context_allocation_strategy(strategy)
+        # We capture graphs ourselves, as with plain TensorRT; a captured graph would keep
+        # the generic kernels, so the specialised ones must be there from the first run.
+        settings.cuda_graph_strategy = self.trt.CudaGraphStrategy.DISABLED
+        kinds = self.trt.DynamicShapesKernelSpecializationStrategy
+        settings.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
+        if cache is not None:
+            cache.attach(settings)
+        return engine.create_execution_context(settings)
+
+
+def _logger(trt: Any) -> Any:
+    class Messages(trt.ILogger):  # type: ignore[misc]
+        """Keeps errors for our own messages; warnings go to Python's log."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.Severity.ERROR:
+                self.errors.append(message)
+            elif severity == trt.ILogger.Severity.WARNING:
+                log.warning("%s", message)
+
+    return Messages()
+
+
+def cache_file(what: str, version: str, device: Device) -> Path:
+    """A file in the user's cache folder, for one GPU and one version of a library."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    gpu = "".join(c if c.isalnum() else "-" for c in f"{device.name}-{device.sm}")
+    return base / "ldlm-engines" / f"{what}-{version}-{gpu}.cache"
+
+
+class RuntimeCache:
+    """The kernels that TensorRT-RTX compiled on this device for an engine, kept on disk.
+
+    Args:
+        path: the file; one that cannot be used is replaced, and the log says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._cache: Any = None
+        self._saved = b""
+
+    @classmethod
+    def of(cls, engine_sha256: str, version: str, device: Device) -> RuntimeCache:
+        """The cache of an engine on a GPU, in the user's cache folder."""
+        return cls(cache_file(engine_sha256[:16], version, device))
+
+    def attach(self, settings: Any) -> None:
+        """Let a context use it; call before the context is made."""
+        self._cache = settings.create_runtime_cache()
+        if self.path.exists():
+            self._saved = self.path.read_bytes()
+            if not self._cache.deserialize(self._saved):
+                log.warning("%s is of no use here; kernels are compiled anew", self.path)
+                self._saved = b""
+        settings.set_runtime_cache(self._cache)
+
+    def save(self) -> None:
+        """Write what has been compiled since, if anything was."""
+        content = bytes(self._cache.serialize()) if self._cache is not None else b""
+        if content and content != self._saved:
+            files.write_whole(self.path, content)
+            self._saved = content

@@ -1,0 +1,259 @@
+"""Only what has changed is made again, and it is said why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import stub_export
+
+from engines import keys
+from engines import manifest as manifests
+from engines.artifacts import build_artifacts, export_artifacts
+from engines.compile.target import rtx_target
+from engines.compile.targets import profiles
+from engines.keys import Decision, Digests, closure, source_digest
+from engines.proof.parity import Extra, Parity, reasons
+from ldlm import LDLM, PRESETS, files
+from ldlm.initialise import initialise
+
+CONFIG = PRESETS["small"]
+STAGES = ("denoiser", "latent_decoder", "token_decoder")
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-ins of `stub_export`, for this test alone."""
+    for name in ("export.exporter", "ldlm.model", "engines.compile.rtx"):
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name))
+    stub_export.install()
+
+
+@pytest.fixture
+def made(stubbed: None, own_checkpoint: Path, tmp_path: Path) -> Path:
+    """Artifacts of the small checkpoint, in two precisions, with engines; made in no time."""
+    folder = tmp_path / "made"
+    export(own_checkpoint, folder)
+    build(folder)
+    return folder
+
+
+def export(checkpoint: Path, folder: Path) -> list[Decision]:
+    return export_artifacts(checkpoint, folder, ["fp32", "fp16"], lambda _: None)
+
+
+def build(folder: Path, sms: tuple[str, ...] = ("sm89",), **options: object) -> list[Decision]:
+    ranges = profiles(CONFIG, **options)  # type: ignore[arg-type]
+    return build_artifacts(folder, None, rtx_target(sms), ranges, lambda *_: None)
+
+
+def why(decisions: list[Decision]) -> set[tuple[str, ...]]:
+    return {decision.reasons for decision in decisions}
+
+
+def test_with_nothing_changed_nothing_is_made(made: Path, own_checkpoint: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in made.rglob("*.*") if p.suffix != ".json"}
+    assert why(export(own_checkpoint, made)) == {()}
+    assert why(build(made)) == {()}
+    assert {p: p.stat().st_mtime_ns for p in made.rglob("*.*") if p.suffix != ".json"} == before
+
+
+def test_the_real_commands_do_not_import_torch_for_nothing(
+    own_artifacts: Path, small_checkpoint: Path
+) -> None:
+    """export and build in one process; the small artifacts were never verified."""
+    script = (
+        "import sys\n"
+        "from engines.cli import app\n"
+        "for line in sys.argv[1:]:\n"
+        "    app(line.split(), standalone_mode=False)\n"
+        "heavy = {'torch', 'onnx', 'onnxruntime', 'tensorrt_rtx'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    lines = [
+        f"export {small_checkpoint} --out {own_artifacts} --precision fp32,fp16,bf16 --explain",
+        f"build {own_artifacts} --precision fp32,fp16,bf16 --explain",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *lines], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nothing that it depends on has changed") == 18
+
+
+def test_other_weights_make_everything_again(
+    made: Path, own_checkpoint: Path, tmp_path: Path
+) -> None:
+    initialise(LDLM(CONFIG), seed=1).save_checkpoint(tmp_path / "other")
+    assert why(export(tmp_path / "other", made)) == {("weights changed",)}
+    assert manifests.load(made).engines == []
+    assert why(build(made)) == {("not built yet",)}
+
+
+def test_other_targets_or_profiles_make_engines_alone(made: Path, own_checkpoint: Path) -> None:
+    assert why(build(made, ("sm80", "sm89"))) == {("targets: sm89 -> sm80 sm89",)}
+    assert why(build(made, ("sm80", "sm89"), batch=(1, 2, 4))) == {("profiles changed",)}
+    assert why(export(own_checkpoint, made)) == {()}
+
+
+def test_another_tool_makes_what_it_made_again(
+    made: Path, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newer(package: str) -> Callable[[str], str]:
+        return lambda name: "99.0" if name == package else original(name)
+
+    original = keys.version
+    monkeypatch.setattr(keys, "version", newer("tensorrt-rtx"))
+    assert why(export(own_checkpoint, made)) == {()}
+    ((reason,),) = why(build(made))
+    assert reason.startswith("tensorrt-rtx: ")
+    assert reason.endswith("-> 99.0")
+    monkeypatch.setattr(keys, "version", newer("torch"))
+    ((reason,),) = why(export(own_checkpoint, made))
+    assert reason.startswith("torch: ")
+
+
+def test_a_policy_that_changed(
+    made: Path, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {name: keys.policy(name) for name in ("fp32", "fp16")}
+    monkeypatch.setattr(
+        keys, "policy", lambda name: rules["fp32"] if name == "fp16" else rules[name]
+    )
+    found = {d.what.partition(" ")[0]: d.reasons for d in export(own_checkpoint, made)}
+    assert found == {"fp32": (), "fp16": ("policy changed",)}
+
+
+def test_a_file_that_was_touched_is_made_again(made: Path, own_checkpoint: Path) -> None:
+    """Even where its size and its time of change were put back."""
+    path = made / "onnx" / "fp16" / "denoiser.onnx.data"
+    content, stat = path.read_bytes(), path.stat()
+    path.write_bytes(b"x" + content[1:])
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    found = [d for d in export(own_checkpoint, made) if d.reasons]
+    assert [d.what for d in found] == ["fp16 denoiser"]
+    assert "is not the file that was made" in found[0].reasons[0]
+    engine = made / "engines" / "fp16" / "rtx" / "denoiser.engine"
+    engine.unlink()
+    assert [d.what for d in build(made) if d.reasons] == ["fp16 denoiser"]
+
+
+def test_a_tokenizer_that_changed_is_all_that_is_written(made: Path, own_checkpoint: Path) -> None:
+    path = own_checkpoint / "tokenizer.json"
+    path.write_text(path.read_text() + "\n")
+    before = files.sha256(made / "tokenizer.json")
+    assert why(export(own_checkpoint, made)) == {()}
+    assert files.sha256(made / "tokenizer.json") != before
+    assert len(manifests.load(made).engines) == 6
+
+
+def test_hashes_are_remembered_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(Digests, "SETTLED", -1.0)
+    memory = Digests(tmp_path)
+    first = memory.of(path)
+    memory.save()
+    monkeypatch.setattr("ldlm.files.sha256", lambda _: "read again")
+    assert Digests(tmp_path).of(path) == first
+    path.write_bytes(b"two")
+    os.utime(path, (0, 0))
+    assert Digests(tmp_path).of(path) == "read again"
+    (tmp_path / Digests.NAME).write_text("torn")
+    assert Digests(tmp_path).of(path) == "read again"
+
+
+def test_a_file_that_is_too_young_is_not_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    memory = Digests(tmp_path)
+    memory.of(path)
+    memory.save()
+    assert not (tmp_path / Digests.NAME).exists()
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the packages' code that a test may edit."""
+    copies = {
+        name: Path(shutil.copytree(path, tmp_path / name)) for name, path in keys.PACKAGES.items()
+    }
+    monkeypatch.setattr(keys, "PACKAGES", copies)
+    clear()
+    yield tmp_path
+    clear()
+
+
+def clear() -> None:
+    for function in (keys.closure, keys._tree, keys._tree_digest, keys._imports):
+        function.cache_clear()
+
+
+def codes() -> dict[str, str]:
+    """The digest of the code that each stage depends on."""
+    return {name: source_digest(closure(f"ldlm.{name}")) for name in STAGES}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "changed"),
+    [
+        ("token_decoder", "def forward(", "# a comment\n    def forward(", set()),
+        ("token_decoder", '"""', '"""Another docstring. ', set()),
+        ("token_decoder", "import annotations\n", "import annotations\n\n\n", set()),
+        ("token_decoder", "return ", "return 2 * ", {"token_decoder"}),
+        ("denoiser", "return ", "return 2 * ", {"denoiser"}),
+        ("layers", "return ", "return 2 * ", set(STAGES)),
+        ("sampler", "return ", "return 2 * ", set()),
+    ],
+)
+def test_code_counts_where_it_is_used(
+    sources: Path, module: str, old: str, new: str, changed: set[str]
+) -> None:
+    """A comment changes nothing; a forward changes all that depends on it, and nothing else."""
+    before = codes()
+    edit(sources / "ldlm" / f"{module}.py", old, new)
+    after = codes()
+    assert {name for name in STAGES if before[name] != after[name]} == changed
+
+
+def test_the_exporter_counts_for_every_graph(sources: Path) -> None:
+    before = source_digest(closure("export.exporter"))
+    edit(sources / "export" / "passes" / "argmax_tail.py", "import onnx_ir", "import os, onnx_ir")
+    assert source_digest(closure("export.exporter")) != before
+    assert "export.taps" not in closure("export.exporter")
+
+
+def test_a_proof_stands_until_something_it_depends_on_changes(small_artifacts: Path) -> None:
+    manifest = manifests.load(small_artifacts)
+    from engines.proof.parity import identities
+
+    graphs = identities(manifest, "fp16")
+    proof = Parity([], graphs)
+    proof.made_from["fp16"] = keys.proof_ingredients(graphs, manifest.checkpoint)
+    proof.asked["fp16"] = Extra(stress=True, sampler_steps=64).asked()
+    document = proof.document()
+    assert reasons(document, manifest, "fp16", Extra()) == ()
+    assert reasons(document, manifest, "fp16", Extra(stress=True)) == ()
+    assert reasons(document, manifest, "fp16", Extra(taps=True)) == ("not asked yet: taps",)
+    assert reasons(document, manifest, "fp16", Extra(sampler_steps=32)) != ()
+    assert reasons(document, manifest, "bf16", Extra()) == ("not verified yet",)
+    assert reasons(None, manifest, "fp16", Extra()) == ("not verified yet",)
+    document["islands"] = [{"precision": "fp16", "passed": False}]
+    assert reasons(document, manifest, "fp16", Extra()) == ("a gate failed the last time",)
+    manifest.checkpoint = "0" * 64
+    assert reasons(document, manifest, "fp16", Extra()) == ("weights changed",)

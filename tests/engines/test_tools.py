@@ -1,0 +1,187 @@
+"""doctor, inspect and gc: what people ask about a machine and about a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from engines import doctor
+from engines import manifest as manifests
+from engines.collect import collect, leftovers
+from engines.doctor import Gpu, examine
+from engines.inspection import describe, differences
+from ldlm.errors import ArtifactError
+
+ROOT = Path(__file__).parents[2]
+
+
+def finding(what: str) -> doctor.Finding:
+    (found,) = [f for f in examine() if f.what == what]
+    return found
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, *sms: str) -> None:
+    found = [Gpu(f"GPU {sm}", sm, "580.1", "80 GiB") for sm in sms]
+    monkeypatch.setattr(doctor, "list_gpus", lambda: found)
+
+
+def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch)
+    assert finding("GPU").level == doctor.PARTLY
+    assert finding("torch").level == doctor.GOOD
+    assert finding("onnxruntime cpu").level == doctor.GOOD
+    assert "tried" in finding("onnxruntime cpu").found
+    rtx = finding("TensorRT-RTX")
+    assert rtx.level == doctor.PARTLY
+    assert "builds for SM 75 80 86 89 120 121; runs none here" in rtx.means
+    for found in examine():
+        assert found.means
+        if found.level != doctor.GOOD and found.what not in ("memory", "disk", "CUDA bindings"):
+            assert found.remedy, found.what
+
+
+def test_gpus_that_rtx_knows_and_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, "sm89")
+    assert finding("TensorRT-RTX").level == doctor.GOOD
+    assert "GPU sm89" in finding("GPU").found
+    gpus(monkeypatch, "sm90")
+    assert finding("TensorRT-RTX").level == doctor.PARTLY
+    assert "Hopper" in finding("TensorRT-RTX").remedy
+
+
+def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 580.65.06, 143771 MiB'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert doctor.list_gpus() == [Gpu("NVIDIA H200", "sm90", "580.65.06", "143771 MiB")]
+    tool.write_text("#!/bin/sh\necho 'driver mismatch'\nexit 9\n")
+    assert doctor.list_gpus() == []
+
+
+def test_a_provider_is_tried_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 14: CUDA is listed by the package and does not start without a GPU."""
+    gpus(monkeypatch)
+    found = finding("onnxruntime cuda")
+    if found.level == doctor.GOOD:
+        pytest.skip("a GPU is here, and the provider starts")
+    assert "nothing falls back" in found.means
+
+
+def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda _: None)
+    for what in ("torch", "TensorRT-RTX", "TensorRT", "CUDA bindings", "onnxruntime"):
+        found = finding(what)
+        assert "not installed" in found.found
+        assert "pip install" in found.remedy
+
+
+def test_too_little_memory_or_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 10**9)
+    assert finding("disk").level == doctor.PARTLY
+    assert "PRESET=small" in finding("disk").means
+    monkeypatch.setattr(doctor, "MEMORY", 1e15)
+    assert finding("memory").level == doctor.PARTLY
+
+
+def test_the_doctor_does_not_import_torch() -> None:
+    code = "import sys, engines.doctor as d\nd.examine()\nsys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_folder_shows_what_it_was_made_from(small_artifacts: Path) -> None:
+    document = describe(small_artifacts)
+    graph = document["graphs"]["fp16/denoiser"]
+    assert {"weights", "policy", "code of the stage", "torch"} <= graph["made from"].keys()
+    engine = document["engines"]["fp16/rtx/denoiser"]
+    assert engine["runs on"] == ["sm80", "sm86", "sm89", "sm120", "sm121"]
+    assert "latency" in engine["profiles"]
+    json.dumps(document)
+
+
+def test_an_onnx_file_shows_its_islands(small_artifacts: Path) -> None:
+    path = small_artifacts / "onnx" / "fp16" / "latent_decoder.onnx"
+    document = describe(path)
+    assert document["opset"] == 23
+    assert document["inputs"] == {"z": "FLOAT [batch, length, 128]"}
+    assert document["dtypes"]["LayerNormalization"].keys() == {"FLOAT -> FLOAT"}
+    assert document["nodes"]["Tanh"] == 2
+    assert document["parameters"] > 500_000
+    assert document["external data"] == ["latent_decoder.onnx.data"]
+    assert document["manifest"]["file"] == "as it was made"
+
+
+def test_files_that_are_not_what_they_were(own_artifacts: Path, tmp_path: Path) -> None:
+    engine = own_artifacts / "engines" / "fp16" / "rtx" / "denoiser.engine"
+    assert describe(engine)["manifest"]["runs on"][0] == "sm80"
+    engine.write_bytes(b"other")
+    assert describe(engine)["manifest"]["file"] == "CHANGED SINCE"
+    (own_artifacts / "onnx" / "fp16" / "denoiser.onnx.data").unlink()
+    graph = describe(own_artifacts / "onnx" / "fp16" / "denoiser.onnx")
+    assert graph["external data"] == ["denoiser.onnx.data (missing)"]
+    stray = tmp_path / "stray.engine"
+    stray.write_bytes(b"?")
+    assert describe(stray)["manifest"] == "none above this file"
+    for path, words in ((tmp_path / "no", "no "), (tmp_path / "x.onnx", "not a readable")):
+        if path.suffix:
+            path.write_bytes(b"\x00nothing")
+        with pytest.raises(ArtifactError, match=words):
+            describe(path)
+
+
+def test_two_builds_compared(small_artifacts: Path, own_artifacts: Path) -> None:
+    assert differences(describe(small_artifacts), describe(own_artifacts)) == []
+    with manifests.updated(own_artifacts) as manifest:
+        manifest.engines = [e for e in manifest.engines if e.precision != "bf16"]
+        manifest.tools["torch"] = "9.9"
+    rows = differences(describe(small_artifacts), describe(own_artifacts))
+    keys = [key for key, _, _ in rows]
+    assert "tools.torch" in keys
+    assert "engines.bf16/rtx/denoiser.sha256" in keys
+    assert all(key == "tools.torch" or key.startswith("engines.bf16") for key in keys)
+
+
+def test_two_precisions_of_one_graph_compared(small_artifacts: Path) -> None:
+    graphs = [small_artifacts / "onnx" / p / "denoiser.onnx" for p in ("fp32", "fp16")]
+    rows = {key: (a, b) for key, a, b in differences(*map(describe, graphs))}
+    assert rows["weights.FLOAT16"][0] == "-"
+    assert "inputs.x_t" not in rows
+
+
+def test_the_published_schema_is_that_of_the_code(small_artifacts: Path) -> None:
+    published = json.loads((ROOT / "docs" / "manifest.schema.json").read_text("utf-8"))
+    assert published == manifests.json_schema(), "ldlm inspect --schema > docs/manifest.schema.json"
+    document = json.loads((small_artifacts / "manifest.json").read_text("utf-8"))
+    jsonschema.validate(document, published)
+    document["graphs"][0]["graph"]["bytes"] = "many"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, published)
+
+
+def test_gc_takes_what_belongs_to_nothing(own_artifacts: Path) -> None:
+    kept = {p for p in own_artifacts.rglob("*") if p.is_file()}
+    stray = own_artifacts / "engines" / "fp16" / "rtx" / "old.engine"
+    stray.write_bytes(b"x" * 100)
+    torn = own_artifacts / ".partial-999999999-abc"
+    torn.mkdir()
+    (torn / "half.onnx").write_bytes(b"y" * 50)
+    alive = own_artifacts / f".partial-{os.getpid()}-abc"
+    alive.mkdir()
+    mine = own_artifacts / "notes.txt"
+    mine.write_text("years of work")
+    found = leftovers(own_artifacts)
+    assert {item.path: item.bytes for item in found} == {stray: 100, torn: 50}
+    assert stray.exists(), "a dry run"
+    assert collect(own_artifacts) == found
+    assert not stray.exists()
+    assert not torn.exists()
+    assert alive.exists()
+    assert mine.exists()
+    assert kept <= {p for p in own_artifacts.rglob("*") if p.is_file()}
+    assert leftovers(own_artifacts) == []

@@ -1,0 +1,368 @@
+"""The TensorRT runtime, all of it that is not a CUDA call, on the stand-in."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fake_tensorrt as fake
+import numpy as np
+import pytest
+from fake_tensorrt import FakeDevice, FakeTensorRT
+
+from engines import manifest as manifests
+from engines.runtime import libraries
+from engines.runtime.cuda import Cuda, Foreign
+from engines.runtime.engine_file import checked_engine
+from engines.runtime.libraries import load_library
+from engines.runtime.load import load_stages
+from engines.runtime.ort import OrtStage
+from engines.runtime.trt import RuntimeCache, TrtRuntime
+from engines.runtime.trt_stage import TrtStage
+from export.stages import stage
+from ldlm.errors import (
+    ArtifactError,
+    ConfigError,
+    EngineRunError,
+    LDLMError,
+    ProviderError,
+    StageInputError,
+)
+from ldlm.sampler import SampleRequest, sample
+
+CLASSES = ("ICudaEngine", "IExecutionContext", "IRuntimeConfig", "IRuntimeCache", "ILogger")
+PROPERTIES = {
+    "ICudaEngine": ("num_io_tensors", "num_optimization_profiles", "device_memory_size_v2"),
+    "IRuntimeConfig": ("cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy"),
+}
+ENUMS = (
+    "ExecutionContextAllocationStrategy", "CudaGraphStrategy",
+    "DynamicShapesKernelSpecializationStrategy",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ldlm-engines"
+
+
+def runtime_of(*folders: Path, sm: str = "sm89") -> TrtRuntime:
+    device = FakeDevice(sm)
+    return TrtRuntime("rtx", device, FakeTensorRT(device, *folders))
+
+
+def stage_of(runtime: TrtRuntime, folder: Path, name: str, **options: Any) -> TrtStage:
+    return TrtStage.from_artifacts(runtime, folder, manifests.load(folder), name, "fp32", **options)
+
+
+def inputs_of(name: str, batch: int, length: int, config: Any) -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng([batch, length])
+    sizes = {"batch": batch, "length": length}
+    return [random.random(t.shape(config, sizes), "f4") for t in stage(name).inputs]
+
+
+@pytest.mark.parametrize("name", ["denoiser", "latent_decoder", "token_decoder"])
+def test_a_stage_computes_what_its_graph_says(small_artifacts: Path, name: str) -> None:
+    manifest = manifests.load(small_artifacts)
+    on_engine = stage_of(runtime_of(small_artifacts), small_artifacts, name)
+    on_ort = OrtStage.from_artifacts(small_artifacts, manifest, name, "fp32")
+    for batch, length in ((1, 5), (1, 5), (1, 5), (3, 17), (1, 5), (8, 128)):
+        inputs = inputs_of(name, batch, length, manifest.config)
+        np.testing.assert_array_equal(on_engine(*inputs), on_ort(*inputs))
+
+
+def test_profiles_are_chosen_by_shape(small_artifacts: Path) -> None:
+    runtime = runtime_of(small_artifacts)
+    decoder = stage_of(runtime, small_artifacts, "latent_decoder")
+    (context,) = runtime.trt.engines[0].contexts
+    for batch in (1, 1, 2, 3, 1):
+        decoder(*inputs_of("latent_decoder", batch, 4, decoder.config))
+    assert context.profiles == [0, 1, 0]
+
+
+def test_no_call_allocates(small_artifacts: Path) -> None:
+    runtime = runtime_of(small_artifacts)
+    decoder = stage_of(runtime, small_artifacts, "latent_decoder")
+    before = list(runtime.device.allocated)  # type: ignore[attr-defined]
+    for batch, length in ((1, 4), (8, 128), (2, 9), (1, 4)):
+        decoder(*inputs_of("latent_decoder", batch, length, decoder.config))
+    assert runtime.device.allocated == before  # type: ignore[attr-defined]
+
+
+def test_the_second_run_of_a_shape_is_captured_and_later_ones_replay(small_artifacts: Path) -> None:
+    runtime = runtime_of(small_artifacts)
+    decoder = stage_of(runtime, small_artifacts, "latent_decoder")
+    device: Any = runtime.device
+    launches = []
+    for length in (4, 4, 4, 9, 4):
+        decoder(*inputs_of("latent_decoder", 1, length, decoder.config))
+        launches.append(device.launches)
+    assert launches == [0, 1, 2, 2, 3]
+    assert len(device.graphs) == 1
+
+
+def test_where_no_graph_can_be_captured_the_log_says_so(
+    small_artifacts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = runtime_of(small_artifacts)
+    runtime.device.can_capture = False  # type: ignore[attr-defined]
+    decoder = stage_of(runtime, small_artifacts, "latent_decoder")
+    inputs = inputs_of("latent_decoder", 1, 4, decoder.config)
+    with caplog.at_level(logging.WARNING):
+        first, second, third = decoder(*inputs), decoder(*inputs), decoder(*inputs)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, third)
+    (record,) = [r for r in caplog.records if "no CUDA graph" in r.message]
+    assert "latent_decoder" in record.message
+
+
+def test_stages_share_one_scratch_memory(small_artifacts: Path) -> None:
+    """As large as the largest asks for; a graph that knew the older one is not replayed."""
+    runtime = runtime_of(small_artifacts)
+    first = stage_of(runtime, small_artifacts, "denoiser")
+    inputs = inputs_of("denoiser", 1, 4, first.config)
+    expected = first(*inputs)
+    first(*inputs)
+    assert runtime.scratch.size == 1024
+    old = runtime.scratch.pointer
+    stage_of(runtime, small_artifacts, "token_decoder")
+    assert runtime.scratch.size == 3072
+    assert old not in runtime.device.memory  # type: ignore[attr-defined]
+    launches = runtime.device.launches  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(first(*inputs), expected)
+    assert len(runtime.device.graphs) == 1  # type: ignore[attr-defined]
+    assert runtime.device.launches == launches + 1  # type: ignore[attr-defined]
+
+
+def test_sizes_outside_the_profiles_are_refused(small_artifacts: Path) -> None:
+    """Case 18 at run time, with the allowed range."""
+    decoder = stage_of(runtime_of(small_artifacts), small_artifacts, "latent_decoder")
+    with pytest.raises(StageInputError, match=r"expected: +1\.\.8"):
+        decoder(*inputs_of("latent_decoder", 9, 4, decoder.config))
+    with pytest.raises(StageInputError, match="float32"):
+        decoder(np.zeros((1, 4, decoder.config.d_model)))
+    with pytest.raises(StageInputError, match="other inputs"):
+        decoder()
+
+
+def test_a_hole_between_the_profiles(small_artifacts: Path) -> None:
+    manifest = manifests.load(small_artifacts)
+    entry, plan = checked_engine(
+        small_artifacts, manifest, "fp32", "latent_decoder", "rtx", "sm89", "1.7.0"
+    )
+    latency, throughput = entry.profiles["latency"], dict(entry.profiles["throughput"])
+    throughput["batch"] = type(throughput["batch"])(4, 4, 8)
+    decoder = TrtStage(
+        runtime_of(small_artifacts), plan, stage("latent_decoder"), manifest.config,
+        {"latency": latency, "throughput": throughput},
+    )  # fmt: skip
+    with pytest.raises(StageInputError, match="no profile of the engine holds these sizes"):
+        decoder(*inputs_of("latent_decoder", 2, 4, manifest.config))
+
+
+def test_kernels_compiled_on_the_device_are_kept_on_disk(
+    small_artifacts: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run() -> None:
+        decoder = stage_of(runtime_of(small_artifacts), small_artifacts, "latent_decoder")
+        decoder(*inputs_of("latent_decoder", 1, 4, decoder.config))
+
+    run()
+    (path,) = own_cache.iterdir()
+    content = path.read_bytes()
+    assert content.startswith(b"kernels")
+    with caplog.at_level(logging.WARNING):
+        run()
+        assert not caplog.records
+        path.write_bytes(b"torn")
+        run()
+    assert "of no use" in caplog.text
+    assert path.read_bytes() == content
+
+
+def test_caches_of_different_engines_gpus_and_versions_do_not_meet() -> None:
+    one, other = FakeDevice("sm89"), FakeDevice("sm120")
+    paths = {
+        RuntimeCache.of(sha * 32, version, device).path
+        for sha in ("ab", "cd")
+        for version in ("1.7.1", "1.8.0")
+        for device in (one, other)
+    }
+    assert len(paths) == 8
+
+
+def test_tensors_on_the_device_are_copied_there(
+    small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = runtime_of(small_artifacts)
+    decoder = stage_of(runtime, small_artifacts, "latent_decoder")
+    (z,) = inputs_of("latent_decoder", 2, 4, decoder.config)
+    expected = decoder(z)
+    pointer = runtime.device.allocate(z.nbytes)
+    runtime.device.upload(pointer, z, 0)
+    tensor = Foreign(pointer, z.shape, "float32", z.nbytes)
+    monkeypatch.setattr("engines.runtime.trt_stage.foreign", lambda *_: tensor)
+    output = decoder.run(object())
+    assert output.__cuda_array_interface__["shape"] == z.shape
+    np.testing.assert_array_equal(output.numpy(), expected)
+
+
+def test_what_is_no_tensor_is_refused(small_artifacts: Path) -> None:
+    pytest.importorskip("cuda.core", reason="reads DLPack")
+    decoder = stage_of(runtime_of(small_artifacts), small_artifacts, "latent_decoder")
+    with pytest.raises(EngineRunError, match="neither a NumPy array nor a tensor"):
+        decoder("text")
+
+
+def test_tensorrt_that_fails_is_an_error(
+    small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = stage_of(runtime_of(small_artifacts), small_artifacts, "latent_decoder")
+    monkeypatch.setattr(fake.IExecutionContext, "execute_async_v3", lambda *_: False)
+    with pytest.raises(EngineRunError, match="refuses the execution"):
+        decoder(*inputs_of("latent_decoder", 1, 4, decoder.config))
+
+
+def test_an_engine_that_tensorrt_does_not_take(small_artifacts: Path) -> None:
+    runtime = runtime_of(small_artifacts)
+    with pytest.raises(ArtifactError, match="magic tag does not match"):
+        runtime.engine(b"something else", "denoiser")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fp32", "denoiser", "rtx", "sm90", "1.7.1"), "built for other GPUs"),
+        (("fp32", "denoiser", "rtx", "sm75", "1.7.1"), "no float32 matrix product"),
+        (("fp32", "denoiser", "rtx", "sm89", "1.8.0"), "another version of TensorRT"),
+        (("fp32", "denoiser", "trt", "sm89", "11.4"), "was not built"),
+        (("fp64", "denoiser", "rtx", "sm89", "1.7.1"), "was not built"),
+    ],
+)
+def test_an_engine_that_cannot_run_here(
+    small_artifacts: Path, arguments: tuple[str, str, str, str, str], words: str
+) -> None:
+    """Case 16: a reason with a name before TensorRT is asked, and what to do."""
+    with pytest.raises(ArtifactError, match=words) as caught:
+        checked_engine(small_artifacts, manifests.load(small_artifacts), *arguments)
+    assert "remedy" in str(caught.value)
+
+
+def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_path: Path) -> None:
+    """Same architecture, same size, same header: only the hash tells them apart (case 15)."""
+    pytest.importorskip("tensorrt_rtx", reason="only on Linux x86-64")
+    from engines import build_engine
+
+    manifest = manifests.load(own_artifacts)
+    entry = manifest.engine("fp16", "token_decoder", "rtx")
+    assert entry is not None
+    theirs = Path(shutil.copytree(own_artifacts / "onnx" / "fp16", tmp_path / "theirs"))
+    data = np.fromfile(theirs / "token_decoder.onnx.data", np.float16)
+    (data * np.float16(0.5)).tofile(theirs / "token_decoder.onnx.data")
+    built = build_engine(
+        theirs / "token_decoder.onnx", stage("token_decoder"), manifest.config,
+        sms=entry.sms, profiles=entry.profiles,
+    )  # fmt: skip
+    path = own_artifacts / entry.engine.path
+    assert len(built.plan) == path.stat().st_size
+    assert built.plan != path.read_bytes()
+    path.write_bytes(built.plan)
+    with pytest.raises(ArtifactError, match="has changed since it was made"):
+        checked_engine(own_artifacts, manifest, "fp16", "token_decoder", "rtx", "sm89", "1.7.1")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_an_engine_that_is_not_whole(own_artifacts: Path, damage: str) -> None:
+    path = own_artifacts / "engines" / "fp32" / "rtx" / "denoiser.engine"
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[:-1])
+    with pytest.raises(ArtifactError, match=r"is not the file that was made|is missing"):
+        checked_engine(
+            own_artifacts, manifests.load(own_artifacts), "fp32", "denoiser", "rtx", "sm89", "1.7.1"
+        )
+
+
+def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three stages in one runtime; the same tokens as ONNX Runtime."""
+    manifest = manifests.load(small_artifacts)
+    runtime = runtime_of(small_artifacts)
+    monkeypatch.setattr("engines.runtime.trt.TrtRuntime", lambda _: runtime)
+    request = SampleRequest(
+        d_model=manifest.config.d_model, length=8, samples=3, batch_size=2, steps=32, seed=3
+    )
+    tokens = [
+        sample(load_stages(small_artifacts, manifest, runtime=name), request)
+        for name in ("rtx", "ort")
+    ]
+    np.testing.assert_array_equal(*tokens)
+    assert len(runtime.trt.engines) == 3
+
+
+@pytest.mark.parametrize("name", ["rtx", "trt"])
+def test_without_a_gpu_the_error_says_so(small_artifacts: Path, name: str) -> None:
+    if _gpu_is_here():
+        pytest.skip("a GPU is here: tests/gpu has the real thing")
+    with pytest.raises(ProviderError, match=r"no usable GPU|is not usable here") as caught:
+        load_stages(small_artifacts, manifests.load(small_artifacts), runtime=name)
+    assert "remedy" in str(caught.value)
+
+
+def _gpu_is_here() -> bool:
+    try:
+        Cuda()
+    except LDLMError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["rtx", "trt"])
+def test_a_library_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(module: str) -> None:
+        raise ImportError(f"No module named '{module}'")
+
+    monkeypatch.setattr(libraries.importlib, "import_module", absent)
+    with pytest.raises(ProviderError, match=r"pip install 'ldlm-engines\[(rtx|tensorrt)\]'"):
+        load_library(name)
+
+
+def test_engines_run_on_one_device_only(small_artifacts: Path) -> None:
+    with pytest.raises(ConfigError, match="one device"):
+        load_stages(small_artifacts, manifests.load(small_artifacts), runtime="rtx", provider="cpu")
+
+
+@pytest.mark.parametrize("name", [*CLASSES, "Runtime"])
+def test_the_stand_in_has_the_signatures_of_the_real_classes(name: str) -> None:
+    """The fake cannot drift: every public method exists and takes the same names in this order."""
+    real_module = pytest.importorskip("tensorrt_rtx", reason="only on Linux x86-64")
+    real = getattr(real_module, name)
+    mine = FakeTensorRT(FakeDevice()).Runtime if name == "Runtime" else getattr(fake, name)
+    for method, function in inspect.getmembers(mine, inspect.isfunction):
+        if method.startswith("_"):
+            continue
+        expected = list(inspect.signature(function).parameters)[1:]
+        overloads = _parameters(getattr(real, method).__doc__ or "", method)
+        if overloads:  # ILogger.log is overridden in Python and has no signature of its own
+            assert expected in [found[: len(expected)] for found in overloads], (method, overloads)
+    for attribute in PROPERTIES.get(name, ()):
+        assert hasattr(mine, attribute) or attribute.startswith("num_")
+        assert isinstance(getattr(real, attribute), property)
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_the_stand_in_has_the_members_of_the_real_enumerations(name: str) -> None:
+    real_module = pytest.importorskip("tensorrt_rtx", reason="only on Linux x86-64")
+    real = getattr(real_module, name)
+    assert {member.name for member in getattr(fake, name)} == set(real.__members__)
+
+
+def _parameters(text: str, method: str) -> list[list[str]]:
+    """The parameter names of every overload in a pybind docstring, without self."""
+    found = re.findall(rf"{method}\((self[^)]*)\) ->", text)
+    return [re.findall(r"(?:^|, )(\w+):", arguments)[1:] for arguments in found]

@@ -1,0 +1,88 @@
+"""The trained checkpoint in the repository: what it is said to be, in every precision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import manifest as manifests
+from engines.artifacts import export_artifacts
+from engines.evaluate import Quality, evaluate, load_judge
+from engines.proof.verify import Extra, verify
+from ldlm import LDLM, files
+from ldlm.sampler import SampleRequest
+from ldlm.schedule import TangentSchedule
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "examples" / "grammar" / "checkpoint"
+PRECISIONS = ["fp32", "fp16", "bf16"]
+
+
+@pytest.fixture(scope="session")
+def grammar_artifacts(shared: Path) -> Path:
+    """Graphs of the trained checkpoint; made once per run, whichever worker comes first."""
+    folder = shared / "artifacts" / "grammar"
+    with files.locked(shared):
+        if not folder.exists():
+            export_artifacts(CHECKPOINT, folder, PRECISIONS, lambda _: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(grammar_artifacts: Path) -> dict[tuple[str, str], Quality]:
+    manifest = manifests.load(grammar_artifacts)
+    config = manifest.config
+    request = SampleRequest(
+        d_model=config.d_model, length=config.n_positions, samples=64, batch_size=64, steps=32,
+        solver="ddpm", seed=5, schedule=TangentSchedule(config.tangent_d, config.t_min),
+    )  # fmt: skip
+    judge = load_judge(ROOT / "examples" / "grammar" / "judge.py")
+    found = evaluate(
+        grammar_artifacts, manifest, CHECKPOINT, PRECISIONS, request, judge, lambda *_: None
+    )
+    return {(row.runtime, row.precision): row for row in found}
+
+
+def test_the_card_names_the_file_that_is_there() -> None:
+    card = (ROOT / "examples" / "grammar" / "README.md").read_text("utf-8")
+    weights = CHECKPOINT / "model.safetensors"
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
+    assert weights.stat().st_size <= 16_000_000
+    log = [json.loads(line) for line in (CHECKPOINT.parent / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == sorted(line["step"] for line in log)
+    steps = re.search(r"([\d,]+) steps", card)
+    assert steps is not None
+    assert log[-1]["step"] == int(steps.group(1).replace(",", ""))
+    assert log[-1]["diffusion"] < log[5]["diffusion"]
+
+
+def test_trained_weights_pass_every_gate(grammar_artifacts: Path) -> None:
+    """Trained activations, the sampler's drift among them."""
+    manifest = manifests.load(grammar_artifacts)
+    model = LDLM.from_checkpoint(CHECKPOINT)
+    parity = verify(grammar_artifacts, manifest, model, PRECISIONS, extra=Extra(sampler_steps=64))
+    parity.require_passed()
+
+
+def test_most_texts_are_sentences(rows: dict[tuple[str, str], Quality]) -> None:
+    """64 texts: what a model of the card's quality falls below once in thousands of runs."""
+    row = rows["torch", "fp32"]
+    assert row.accepted.value > 0.7
+    assert row.unseen.value > 0.5
+    assert row.distinct >= 60
+    assert 5 < row.mean_words < 9
+
+
+def test_every_precision_writes_nearly_the_same_text(
+    rows: dict[tuple[str, str], Quality],
+) -> None:
+    assert rows["ort", "fp32"].agreement == 1.0
+    agreement = {key: row.agreement for key, row in rows.items()}
+    assert min(agreement.values()) > 0.9
+    accepted = np.array([row.accepted.value for row in rows.values()])
+    assert np.ptp(accepted) < 0.1

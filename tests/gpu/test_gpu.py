@@ -1,0 +1,181 @@
+"""What only a GPU can show: `make test-gpu`. Prints a table of what it measured.
+
+On a GPU that TensorRT-RTX knows, its engines; with plain TensorRT installed, engines built for
+this GPU; always ONNX Runtime's CUDA provider. Without a GPU all of it is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engines import compare
+from engines import manifest as manifests
+from engines.artifacts import build_artifacts
+from engines.compile.target import rtx_target, trt_target
+from engines.compile.targets import RTX_SMS, profiles
+from engines.proof.gates import AUTOCAST_RATIO, FORMULA_L2
+from engines.proof.inputs import stage_inputs
+from engines.runtime.cuda import Cuda
+from engines.runtime.libraries import load_library
+from engines.runtime.load import load_stages
+from engines.runtime.ort import OrtStage
+from engines.runtime.torch_stage import TorchStage
+from engines.runtime.trt import TrtRuntime
+from engines.runtime.trt_stage import TrtStage
+from export.stages import DEPLOYED, compared, stage
+from ldlm import LDLM
+from ldlm.errors import LDLMError, ProviderError
+from ldlm.sampler import SampleRequest, sample
+
+pytestmark = pytest.mark.gpu
+
+CASES = ((1, 17), (3, 128))
+Array = NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Cuda:
+    try:
+        return Cuda()
+    except LDLMError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error.problem}")
+
+
+@pytest.fixture(scope="module", params=["rtx", "trt"])
+def runtime(request: pytest.FixtureRequest, gpu: Cuda) -> TrtRuntime:
+    name: str = request.param
+    if name == "rtx" and gpu.sm not in RTX_SMS:
+        pytest.skip(f"TensorRT-RTX has no engines for {gpu.sm}")
+    try:
+        load_library(name)
+    except ProviderError as error:
+        pytest.skip(error.problem)
+    return TrtRuntime(name, gpu)
+
+
+@pytest.fixture(scope="module")
+def built(runtime: TrtRuntime, small_artifacts: Path) -> Path:
+    """The small artifacts with engines for this GPU."""
+    sm = runtime.device.sm
+    target = rtx_target([sm], skip_unsupported=True) if runtime.name == "rtx" else trt_target()
+    manifest = manifests.load(small_artifacts)
+    build_artifacts(small_artifacts, None, target, profiles(manifest.config), lambda *_: None)
+    return small_artifacts
+
+
+def median_ms(call: Callable[[], object], repeats: int = 50) -> float:
+    for _ in range(5):
+        call()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def autocast_error(model: LDLM, name: str, dtype: str, inputs: list[Array]) -> float:
+    """CUDA autocast's distance from float32 PyTorch on the CPU."""
+    import torch
+
+    spec = stage(name)
+    expected = TorchStage(model, spec)(*inputs)
+    module = spec.build(model).eval().cuda()
+    try:
+        with torch.inference_mode(), torch.autocast("cuda", getattr(torch, dtype)):
+            got = module(*(torch.from_numpy(x).cuda() for x in inputs)).float().cpu().numpy()
+    finally:
+        module.cpu()
+    return compare(got, expected).relative_l2
+
+
+@pytest.mark.parametrize("name", ["denoiser", "latent_decoder"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_engines_compute_what_pytorch_computes(
+    runtime: TrtRuntime, built: Path, small: LDLM, precision: str, name: str
+) -> None:
+    """Case 8: parity on the target GPU, at the deployed precision; plain, captured, replayed."""
+    manifest = manifests.load(built)
+    on_engine = TrtStage.from_artifacts(runtime, built, manifest, name, precision)
+    for batch, length in CASES:
+        inputs = stage_inputs(compared(name), small.config, batch, length)
+        expected = TorchStage(small, stage(name))(*inputs)
+        dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(precision)
+        limit = (
+            FORMULA_L2 if dtype is None
+            else AUTOCAST_RATIO * autocast_error(small, name, dtype, list(inputs))
+        )  # fmt: skip
+        runs = [on_engine(*inputs) for _ in range(3)]
+        assert compare(runs[0], expected).relative_l2 <= limit
+        np.testing.assert_array_equal(runs[1], runs[2])
+        assert compare(runs[1], expected).relative_l2 <= limit
+
+
+def test_tensors_of_torch_are_read_and_written_in_place(
+    runtime: TrtRuntime, built: Path, small: LDLM
+) -> None:
+    import torch
+
+    decoder = TrtStage.from_artifacts(
+        runtime, built, manifests.load(built), "latent_decoder", "fp32"
+    )
+    (z,) = stage_inputs(stage("latent_decoder"), small.config, 2, 16)
+    expected = decoder(z)
+    output = decoder.run(torch.from_numpy(z).cuda())
+    np.testing.assert_array_equal(torch.from_dlpack(output).cpu().numpy(), expected)
+
+
+def test_the_sampler_writes_the_same_tokens(runtime: TrtRuntime, built: Path) -> None:
+    manifest = manifests.load(built)
+    request = SampleRequest(
+        d_model=manifest.config.d_model, length=32, samples=4, batch_size=4, steps=64
+    )
+    tokens = {
+        name: sample(load_stages(built, manifest, runtime=name), request)
+        for name in (runtime.name, "ort")
+    }
+    agreement = float((tokens[runtime.name] == tokens["ort"]).mean())
+    print(f"\n{runtime.device.name}, {runtime.name} fp32: token agreement {agreement:.4f}")  # noqa: T201
+    assert agreement >= 0.99
+
+
+def test_latency_of_a_step(runtime: TrtRuntime, built: Path, small: LDLM) -> None:
+    """A table, and no limit: a time is no test."""
+    manifest = manifests.load(built)
+    inputs = stage_inputs(stage("denoiser"), small.config, 1, 64)
+    for precision in ("fp32", "fp16"):
+        step = TrtStage.from_artifacts(runtime, built, manifest, "denoiser", precision)
+
+        def run(step: TrtStage = step) -> None:
+            step.run(*inputs)
+            runtime.device.synchronize(runtime.stream)
+
+        print(  # noqa: T201
+            f"\n{runtime.device.name}, {runtime.name} {precision}: {median_ms(run):.3f} ms a step"
+        )
+
+
+@pytest.mark.parametrize("name", DEPLOYED)
+def test_onnxruntime_on_cuda(gpu: Cuda, small_artifacts: Path, small: LDLM, name: str) -> None:
+    """Every node on the device: the session refuses to fall back."""
+    manifest = manifests.load(small_artifacts)
+    spec = compared(name)
+    try:
+        on_gpu = OrtStage.from_artifacts(
+            small_artifacts, manifest, spec.name, "fp32", provider="cuda"
+        )
+    except ProviderError as error:
+        pytest.fail(f"CUDA was asked for and does not start: {error}")
+    for batch, length in CASES:
+        inputs = stage_inputs(spec, small.config, batch, length)
+        expected = TorchStage(small, spec)(*inputs)
+        assert compare(on_gpu(*inputs), expected).relative_l2 <= FORMULA_L2
+    print(f"\n{gpu.name}, ort cuda {name}: {median_ms(lambda: on_gpu(*inputs)):.3f} ms")  # noqa: T201

@@ -1,0 +1,274 @@
+"""A stand-in for the TensorRT API and for a GPU, on the CPU.
+
+Device memory is host memory; an engine computes with ONNX Runtime what its graph says. It is as
+strict as the real thing: what was not set before a run makes the run fail. That its classes have
+the names and signatures of the real ones is a test of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines import manifest as manifests
+from engines.runtime.cuda import Captured
+from engines.runtime.ort import OrtStage
+from export.stages import DEPLOYED, StageSpec, stage
+from ldlm.errors import EngineRunError
+
+Array = NDArray[Any]
+
+
+def at(pointer: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """The array that lies at an address."""
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = (ctypes.c_uint8 * count).from_address(pointer)
+    return np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
+
+
+class FakeDevice:
+    """`engines.runtime.cuda.Device` in host memory, and what was done with it."""
+
+    def __init__(self, sm: str = "sm89") -> None:
+        self.sm, self.name = sm, "a GPU that is not there"
+        self.memory: dict[int, Array] = {}
+        self.allocated: list[int] = []
+        self.recording: list[Callable[[], None]] | None = None
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.launches = 0
+        self.can_capture = True
+
+    def allocate(self, size: int) -> int:
+        block = np.full(size + 256, 0xCD, np.uint8)
+        pointer = -(-block.ctypes.data // 256) * 256
+        self.memory[pointer] = block
+        self.allocated.append(size)
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        del self.memory[pointer]
+
+    def stream(self) -> int:
+        return 7
+
+    def upload(self, pointer: int, array: Array, stream: int) -> None:
+        ctypes.memmove(pointer, array.ctypes.data, array.nbytes)
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        ctypes.memmove(target, source, size)
+
+    def download(self, array: Array, pointer: int, stream: int) -> None:
+        ctypes.memmove(array.ctypes.data, pointer, array.nbytes)
+
+    def synchronize(self, stream: int) -> None:
+        pass
+
+    @contextmanager
+    def capture(self, stream: int) -> Iterator[Captured]:
+        captured = Captured()
+        self.recording = []
+        try:
+            yield captured
+            if not self.can_capture:
+                raise EngineRunError("a CUDA call failed", got="cudaErrorStreamCaptureInvalidated")
+            captured.graph = len(self.graphs) + 1
+            self.graphs[captured.graph] = self.recording
+        finally:
+            self.recording = None
+
+    def launch(self, graph: int, stream: int) -> None:
+        self.launches += 1
+        for work in self.graphs[graph]:
+            work()
+
+    def forget(self, graph: int) -> None:
+        del self.graphs[graph]
+
+
+class ILogger:
+    class Severity(enum.IntEnum):
+        INTERNAL_ERROR = 0
+        ERROR = 1
+        WARNING = 2
+        INFO = 3
+        VERBOSE = 4
+
+    def log(self, severity: Severity, message: str) -> None:
+        pass
+
+
+class ExecutionContextAllocationStrategy(enum.Enum):
+    STATIC = 0
+    ON_PROFILE_CHANGE = 1
+    USER_MANAGED = 2
+
+
+class CudaGraphStrategy(enum.Enum):
+    DISABLED = 0
+    WHOLE_GRAPH_CAPTURE = 1
+
+
+class DynamicShapesKernelSpecializationStrategy(enum.Enum):
+    LAZY = 0
+    EAGER = 1
+    NONE = 2
+
+
+class IRuntimeCache:
+    MAGIC = b"kernels"
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def deserialize(self, blob: bytes) -> bool:
+        if not blob.startswith(self.MAGIC):
+            return False
+        self.content = blob
+        return True
+
+    def serialize(self) -> bytes:
+        return self.content
+
+
+class IRuntimeConfig:
+    cuda_graph_strategy = CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def set_execution_context_allocation_strategy(
+        self, strategy: ExecutionContextAllocationStrategy
+    ) -> None:
+        self.kept["strategy"] = strategy
+
+    def create_runtime_cache(self) -> IRuntimeCache:
+        return IRuntimeCache()
+
+    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
+        self.kept["cache"] = cache
+        return True
+
+
+class IExecutionContext:
+    def __init__(self, engine: ICudaEngine, settings: Any) -> None:
+        self._engine, self._settings = engine, settings
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._memory = 0
+        self.profiles: list[int] = []
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        self._memory = memory if size >= self._engine.device_memory_size_v2 else 0
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        self.profiles.append(profile_index)
+        return 0 <= profile_index < self._engine.num_optimization_profiles
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self._shapes[name] = shape
+        return bool(self.profiles)
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        self._addresses[name] = memory
+        return name in self._engine.names
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        ready = self._memory in self._engine.device.memory and self.profiles
+        spec = self._engine.spec
+        if not ready or set(self._shapes) != {tensor.name for tensor in spec.inputs}:
+            return False
+        shapes, addresses = dict(self._shapes), dict(self._addresses)
+
+        def work() -> None:
+            inputs = [at(addresses[t.name], shapes[t.name], t.dtype) for t in spec.inputs]
+            result = self._engine.compute(*inputs)
+            (output,) = spec.outputs
+            at(addresses[output.name], result.shape, output.dtype)[...] = result
+
+        device = self._engine.device
+        if device.recording is not None:
+            device.recording.append(work)
+        else:
+            work()
+        if isinstance(self._settings, IRuntimeConfig):
+            cache = self._settings.kept["cache"]
+            cache.content = IRuntimeCache.MAGIC + str(sorted(shapes.items())).encode()
+        return True
+
+
+class ICudaEngine:
+    device_memory_size_v2 = 1024
+
+    def __init__(
+        self, device: FakeDevice, spec: StageSpec, compute: OrtStage, profiles: int, memory: int
+    ) -> None:
+        self.device, self.spec, self.compute = device, spec, compute
+        self.names = [tensor.name for tensor in (*spec.inputs, *spec.outputs)]
+        self.num_io_tensors, self.num_optimization_profiles = len(self.names), profiles
+        self.device_memory_size_v2 = memory
+        self.contexts: list[IExecutionContext] = []
+
+    def get_tensor_name(self, index: int) -> str:
+        return self.names[index]
+
+    def create_runtime_config(self) -> IRuntimeConfig:
+        return IRuntimeConfig()
+
+    def create_execution_context(self, runtime_config: Any) -> IExecutionContext:
+        self.contexts.append(IExecutionContext(self, runtime_config))
+        return self.contexts[-1]
+
+
+class FakeTensorRT:
+    """The module: knows the engines of some artifacts folders by the hash of their bytes."""
+
+    __version__ = "1.7.1.116"
+    ILogger = ILogger
+    ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
+    CudaGraphStrategy = CudaGraphStrategy
+    DynamicShapesKernelSpecializationStrategy = DynamicShapesKernelSpecializationStrategy
+
+    def __init__(self, device: FakeDevice, *folders: Path) -> None:
+        self.device = device
+        self.engines: list[ICudaEngine] = []
+        known: dict[str, Callable[[], ICudaEngine]] = {}
+        for folder in folders:
+            manifest = manifests.load(folder)
+            for entry in manifest.engines:
+                known[entry.engine.sha256] = self._maker(folder, manifest, entry)
+        module = self
+
+        class Runtime:
+            def __init__(self, logger: ILogger) -> None:
+                self.logger = logger
+
+            def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+                digest = hashlib.sha256(serialized_engine).hexdigest()
+                if digest not in known:
+                    self.logger.log(ILogger.Severity.ERROR, "magic tag does not match")
+                    return None
+                module.engines.append(known[digest]())
+                return module.engines[-1]
+
+        self.Runtime = Runtime
+
+    def _maker(
+        self, folder: Path, manifest: manifests.Manifest, entry: manifests.EngineEntry
+    ) -> Callable[[], ICudaEngine]:
+        def make() -> ICudaEngine:
+            compute = OrtStage.from_artifacts(folder, manifest, entry.stage, entry.precision)
+            memory = 1024 * (1 + DEPLOYED.index(entry.stage))
+            return ICudaEngine(
+                self.device, stage(entry.stage), compute, len(entry.profiles), memory
+            )
+
+        return make
