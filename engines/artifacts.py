@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from engines import keys
 from engines import manifest as manifests
-from engines.collect import unlisted
 from engines.compile.target import Profiles, Target
 from engines.keys import Decision, Digests
 from engines.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
@@ -27,7 +26,7 @@ from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm import tokenizer as tokenizers
 from ldlm.config import LDLMConfig
-from ldlm.errors import ArtifactError
+from ldlm.errors import ArtifactError, CheckpointError
 
 if TYPE_CHECKING:
     from ldlm.model import LDLM
@@ -51,27 +50,44 @@ class Source:
         """Look at a checkpoint without loading it.
 
         Raises:
-            CheckpointError, ConfigError, TokenizerError: it is not usable.
+            CheckpointError, ConfigError: it is not usable.
         """
         config = checkpoints.read_config(checkpoint)
         checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
-        tokenizer = checkpoints.read_tokenizer(checkpoint)
-        if tokenizer is not None:
-            tokenizers.parse(tokenizer, config)
-        return cls(checkpoint, digests.of(checkpoint / checkpoints.WEIGHTS), config, tokenizer)
+        digest = digests.of(checkpoint / checkpoints.WEIGHTS)
+        return cls(checkpoint, digest, config, checkpoints.read_tokenizer(checkpoint))
 
     def is_of(self, manifest: Manifest) -> bool:
         """Whether the artifacts are this checkpoint's."""
         return (manifest.checkpoint, manifest.config) == (self.digest, self.config)
+
+    def require_of(self, manifest: Manifest) -> None:
+        """Refuse to mix two checkpoints in one folder.
+
+        Raises:
+            ArtifactError: the artifacts are another one's.
+        """
+        if not self.is_of(manifest):
+            raise ArtifactError(
+                "the folder was given to another checkpoint during the export",
+                expected=f"weights {self.digest}",
+                got=f"weights {manifest.checkpoint}",
+                remedy="export into a folder of its own",
+            )
 
     def fresh(self) -> Manifest:
         """A manifest without graphs."""
         return Manifest(self.folder.resolve().name, self.digest, self.config)
 
     def put_tokenizer(self, staging: Path, manifest: Manifest) -> None:
-        """Stage tokenizer.json, where there is one."""
+        """Stage tokenizer.json, where there is one.
+
+        Raises:
+            TokenizerError: it does not fit the model.
+        """
         manifest.tokenizer = None
         if self.tokenizer is not None:
+            tokenizers.parse(self.tokenizer, self.config)
             path = staging / manifests.TOKENIZER
             path.write_text(self.tokenizer, "utf-8")
             manifest.tokenizer = FileEntry.of(staging, path)
@@ -92,35 +108,58 @@ def export_artifacts(
         ConfigError, CheckpointError, ExportError, DiskSpaceError: as the steps; ArtifactError when
             the folder is not one of ours.
     """
-    for name in precisions:
-        policy(name)
     require_ours(folder)
     digests = Digests(folder)
     source = Source.of(checkpoint, digests)
+    wanted = [Wanted.of(source, name, weights) for name in precisions for weights in DEPLOYED]
     folder.mkdir(parents=True, exist_ok=True)
 
     def waiting() -> None:
         progress(f"waiting for another export into {folder}")
 
-    if _replaces(folder, source):
-        with files.locked(folder, EXPORTS, waiting=waiting):
-            if _replaces(folder, source):  # still: another process may have done it meanwhile
-                return _replace(folder, source, precisions, progress)
-    with files.locked(folder, EXPORTS, shared=True, waiting=waiting):
-        decisions = _update(folder, source, precisions, digests, progress)
-    digests.save()
-    return decisions
+    while True:
+        if _replaces(folder, source):
+            with files.locked(folder, EXPORTS, waiting=waiting):
+                if _replaces(folder, source):  # still: another process may have done it meanwhile
+                    return _replace(folder, source, wanted, progress)
+        with files.locked(folder, EXPORTS, shared=True, waiting=waiting):
+            if not _replaces(folder, source):  # still
+                decisions = _update(folder, source, wanted, digests, progress)
+                digests.save()
+                return decisions
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A graph that shall be there, and all that it depends on.
+
+    That is looked up before the code in question is imported, so that an edit during a long
+    export is not taken for what was exported.
+    """
+
+    precision: str
+    weights: str
+    made_from: dict[str, str]
+
+    @classmethod
+    def of(cls, source: Source, precision: str, weights: str) -> Wanted:
+        """What a stage of a checkpoint in a precision depends on."""
+        made_from = keys.graph_ingredients(weights, precision, source.digest, source.config)
+        return cls(precision, weights, made_from)
+
+    def __str__(self) -> str:
+        return f"{self.precision} {self.weights}"
 
 
 def _replaces(folder: Path, source: Source) -> bool:
-    if not manifests.exists(folder) and not (folder / files.COMMIT).exists():
+    if not manifests.exists(folder):
         return False
     manifest = manifests.load(folder)
     return bool(manifest.graphs) and not source.is_of(manifest)
 
 
 def _replace(
-    folder: Path, source: Source, precisions: Sequence[str], progress: Progress
+    folder: Path, source: Source, wanted: Sequence[Wanted], progress: Progress
 ) -> list[Decision]:
     """Export everything beside the old files, then exchange them at one moment."""
     old = manifests.load(folder)
@@ -128,45 +167,43 @@ def _replace(
         {"weights": old.checkpoint, "config": keys.text_digest(old.config.to_json())},
         {"weights": source.digest, "config": keys.text_digest(source.config.to_json())},
     )
-    decisions = []
     model = _load(source, progress)
     manifest = source.fresh()
     with files.staging_folder(folder) as staging:
         source.put_tokenizer(staging, manifest)
-        for name in precisions:
-            for weights in DEPLOYED:
-                progress(f"{name} {weights}")
-                _put(manifest, name, _export(model, source, weights, name, staging))
-                decisions.append(Decision(f"{name} {weights}", reasons))
+        for item in wanted:
+            progress(str(item))
+            _put(manifest, item.precision, _export(model, item, staging))
         manifests.commit(folder, staging, lambda _: manifest)
-    _remove_unlisted(folder)
     for name in (manifests.PARITY, manifests.QUALITY):
         (folder / name).unlink(missing_ok=True)
-    return decisions
+    return [Decision(str(item), reasons) for item in wanted]
 
 
 def _update(
-    folder: Path, source: Source, precisions: Sequence[str], digests: Digests, progress: Progress
+    folder: Path,
+    source: Source,
+    wanted: Sequence[Wanted],
+    digests: Digests,
+    progress: Progress,
 ) -> list[Decision]:
     """Export graph by graph what has changed; each is committed when it is done."""
     _begin(folder, source, digests)
     decisions = []
     model: LDLM | None = None
-    for name in precisions:
-        for weights in DEPLOYED:
-            what = f"{name} {weights}"
-            lock = f"{files.LOCK}-{name}-{weights}"
-            with files.locked(folder, lock, waiting=lambda what=what: progress(f"waiting: {what}")):  # type: ignore[misc]
-                reasons = _graph_reasons(folder, source, weights, name, digests)
-                decisions.append(Decision(what, reasons))
-                if not reasons:
-                    continue
-                model = model or _load(source, progress)
-                progress(what)
-                with files.staging_folder(folder) as staging:
-                    entries = _export(model, source, weights, name, staging)
-                    manifests.commit(folder, staging, _adding(source, name, entries))
-                _remove_unlisted(folder)
+    for item in wanted:
+        lock = f"{files.LOCK}-{item.precision}-{item.weights}"
+        waiting = functools.partial(progress, f"waiting for another export of {item}")
+        with files.locked(folder, lock, waiting=waiting):
+            reasons = _graph_reasons(manifests.load(folder), folder, item, digests)
+            decisions.append(Decision(str(item), reasons))
+            if not reasons:
+                continue
+            model = model or _load(source, progress)
+            progress(str(item))
+            with files.staging_folder(folder) as staging:
+                entries = _export(model, item, staging)
+                manifests.commit(folder, staging, _adding(source, item.precision, entries))
     return decisions
 
 
@@ -186,7 +223,10 @@ def _begin(folder: Path, source: Source, digests: Digests) -> None:
         with files.staging_folder(folder) as staging:
 
             def change(present: Manifest | None) -> Manifest:
-                manifest = present if present and source.is_of(present) else source.fresh()
+                if present is not None and present.graphs:
+                    source.require_of(present)
+                ours = present is not None and source.is_of(present)
+                manifest = present if present is not None and ours else source.fresh()
                 source.put_tokenizer(staging, manifest)
                 return manifest
 
@@ -194,17 +234,14 @@ def _begin(folder: Path, source: Source, digests: Digests) -> None:
 
 
 def _graph_reasons(
-    folder: Path, source: Source, weights: str, name: str, digests: Digests
+    manifest: Manifest, folder: Path, wanted: Wanted, digests: Digests
 ) -> tuple[str, ...]:
     """Why a graph must be exported; empty if what is there is what would come out."""
-    manifest = manifests.load(folder)
-    wanted = keys.graph_ingredients(weights, name, source.digest, source.config)
-    for spec in (spec for spec in STAGES if spec.weights == weights):
-        key = (name, spec.name)
-        entry = next((e for e in manifest.graphs if (e.precision, e.stage) == key), None)
+    for spec in (spec for spec in STAGES if spec.weights == wanted.weights):
+        entry = manifest.find_graph(wanted.precision, spec.name)
         if entry is None:
             return ("not exported yet",)
-        if changed := keys.changes(entry.made_from, wanted):
+        if changed := keys.changes(entry.made_from, wanted.made_from):
             return changed
         for file in (entry.graph, entry.data):
             if not digests.is_same(folder / file.path, file.sha256):
@@ -213,28 +250,40 @@ def _graph_reasons(
 
 
 def _load(source: Source, progress: Progress) -> LDLM:
+    """The model, if its file is still the one that was looked at.
+
+    Raises:
+        CheckpointError: it has been replaced meanwhile.
+    """
     from ldlm.model import LDLM
 
     progress("checkpoint")
-    return LDLM.from_checkpoint(source.folder)
+    model = LDLM.from_checkpoint(source.folder)
+    found = files.sha256(source.folder / checkpoints.WEIGHTS)
+    if found != source.digest:
+        raise CheckpointError(
+            f"{source.folder} was replaced during the export",
+            expected=f"sha256 {source.digest}",
+            got=f"sha256 {found}",
+            remedy="export again",
+        )
+    return model
 
 
-def _export(
-    model: LDLM, source: Source, weights: str, name: str, staging: Path
-) -> list[GraphEntry]:
+def _export(model: LDLM, wanted: Wanted, staging: Path) -> list[GraphEntry]:
     from export.exporter import export_stage
 
     started = time.perf_counter()
-    graphs = export_stage(model, weights, name, staging / "onnx" / name)
+    folder = staging / "onnx" / wanted.precision
+    graphs = export_stage(model, wanted.weights, wanted.precision, folder)
     seconds = round(time.perf_counter() - started, 2)
-    made_from = keys.graph_ingredients(weights, name, source.digest, source.config)
     return [
         GraphEntry(
             stage=graph.spec.name,
-            precision=name,
+            precision=wanted.precision,
             graph=FileEntry.of(staging, graph.path),
             data=FileEntry.of(staging, graph.data),
-            made_from=made_from,
+            made_from=wanted.made_from,
             seconds=seconds,
             evidence=dict(graph.evidence),
         )
@@ -253,13 +302,9 @@ def _adding(
     source: Source, name: str, entries: Sequence[GraphEntry]
 ) -> Callable[[Manifest | None], Manifest]:
     def change(manifest: Manifest | None) -> Manifest:
-        if manifest is None or not source.is_of(manifest):
-            raise ArtifactError(
-                "the folder was given to another checkpoint during the export",
-                expected=f"weights {source.digest}",
-                got="no manifest" if manifest is None else f"weights {manifest.checkpoint}",
-                remedy="export into a folder of its own",
-            )
+        if manifest is None:
+            raise ArtifactError("the artifacts were removed during the export")
+        source.require_of(manifest)
         _put(manifest, name, entries)
         return manifest
 
@@ -399,10 +444,3 @@ def require_ours(folder: Path) -> None:
             got="something else",
             remedy="choose another --out",
         )
-
-
-def _remove_unlisted(folder: Path) -> None:
-    """Delete graphs and engines that the manifest speaks of no more: they were replaced."""
-    with manifests.held(folder) as manifest:
-        for path in unlisted(folder, manifest):
-            path.unlink()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines import manifest as manifests
-from engines.keys import Digests
 from engines.manifest import Manifest
 from ldlm import files
 
@@ -31,7 +30,7 @@ def unlisted(folder: Path, manifest: Manifest) -> list[Path]:
 
 
 def leftovers(folder: Path) -> list[Leftover]:
-    """What can go: unlisted files, what killed processes left, what is only remembered.
+    """What can go: unlisted files, and what killed processes left.
 
     Raises:
         ArtifactError: there are no artifacts, or their manifest is damaged.
@@ -45,6 +44,7 @@ def collect(folder: Path) -> list[Leftover]:
     Raises:
         ArtifactError: as `leftovers`.
     """
+    manifests.load(folder)  # before a lock is made in what may be no folder of ours
     with manifests.held(folder) as manifest:
         found = _leftovers(folder, manifest)
         for item in found:
@@ -62,9 +62,6 @@ def _leftovers(folder: Path, manifest: Manifest) -> list[Leftover]:
         for path in sorted(folder.rglob(f"{files.PARTIAL}*"))
         if not files.is_in_use(path)
     ]
-    memory = folder / Digests.NAME
-    if memory.exists():
-        found.append(Leftover(memory, memory.stat().st_size, "remembered hashes, made again"))
     return found
 
 

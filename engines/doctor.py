@@ -16,13 +16,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from engines.compile.targets import NO_RTX, RTX_SMS
+from engines.keys import installed_version
 from ldlm import files
+from ldlm.errors import LDLMError
 
 GOOD, PARTLY, MISSING = "green", "yellow", "red"
 
@@ -68,7 +68,7 @@ def examine(folder: Path = Path()) -> list[Finding]:
         *_onnxruntime(),
         _rtx(gpus),
         _plain(gpus),
-        _bindings(gpus),
+        _bindings(),
         _memory(),
         _disk(folder),
     ]
@@ -92,13 +92,6 @@ def list_gpus() -> list[Gpu]:
     ]
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _python() -> Finding:
     good = sys.version_info >= (3, 11) and os.name == "posix"
     return Finding(
@@ -111,7 +104,7 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
-    found = _installed("torch")
+    found = installed_version("torch")
     if found is None:
         return Finding(
             PARTLY, "torch", "not installed",
@@ -148,18 +141,18 @@ def _gpu(gpus: list[Gpu]) -> Finding:
 
 
 def _onnxruntime() -> Iterator[Finding]:
-    package = next((p for p in ("onnxruntime-gpu", "onnxruntime") if _installed(p)), None)
-    if package is None:
-        yield Finding(
-            MISSING, "onnxruntime", "not installed", "the sampler cannot run", "pip install ."
-        )
+    package = next((p for p in ("onnxruntime-gpu", "onnxruntime") if installed_version(p)), None)
+    problem = "not installed" if package is None else _loads("onnxruntime")
+    if package is None or problem is not None:
+        remedy = "pip install 'ldlm-engines'"
+        yield Finding(MISSING, "onnxruntime", problem or "", "the sampler cannot run", remedy)
         return
     for name, provider, means in (
         ("cpu", "CPUExecutionProvider", "the sampler runs on the CPU"),
         ("cuda", "CUDAExecutionProvider", "the sampler runs on the GPU with --provider cuda"),
     ):
         problem = _try_provider(provider)
-        found = f"{package} {_installed(package)}"
+        found = f"{package} {installed_version(package)}"
         if problem is None:
             yield Finding(GOOD, f"onnxruntime {name}", f"{found}, tried", means)
         else:
@@ -176,6 +169,7 @@ def _onnxruntime() -> Iterator[Finding]:
 
 def _try_provider(provider: str) -> str | None:
     """Run one node on a provider; what went wrong, or None."""
+    import numpy as np
     import onnxruntime as ort
 
     if provider not in ort.get_available_providers():
@@ -183,6 +177,7 @@ def _try_provider(provider: str) -> str | None:
     with _stderr() as said:
         try:
             session = ort.InferenceSession(PROBE, providers=[provider])
+            session.run(None, {"x": np.zeros(1, np.float32)})
         except Exception as error:  # the library's exceptions share no base but this one
             return str(error).splitlines()[0][:200]
     if session.get_providers()[0] == provider:
@@ -219,31 +214,28 @@ def _loads(module: str) -> str | None:
 
 
 def _rtx(gpus: list[Gpu]) -> Finding:
-    found = _installed("tensorrt-rtx")
+    found = installed_version("tensorrt-rtx")
     problem = "not installed" if found is None else _loads("tensorrt_rtx")
-    if problem is not None:
+    if found is None or problem is not None:
         return Finding(
-            PARTLY, "TensorRT-RTX", problem, "no TARGET=rtx: engines can neither be built nor run",
+            PARTLY, "TensorRT-RTX", problem or "",
+            "no TARGET=rtx: engines can neither be built nor run",
             "pip install 'ldlm-engines[build]' (Linux x86-64)",
         )  # fmt: skip
     targets = " ".join(sm.removeprefix("sm") for sm in RTX_SMS)
-    usable = [g for g in gpus if g.sm in RTX_SMS]
-    if usable:
-        return Finding(
-            GOOD, "TensorRT-RTX", f"{found}", f"TARGET=rtx builds for SM {targets} and runs"
-        )
-    why = next((NO_RTX[g.sm] for g in gpus if g.sm in NO_RTX), "to run them: a GPU of that list")
-    return Finding(
-        PARTLY,
-        "TensorRT-RTX",
-        f"{found}",
-        f"TARGET=rtx builds for SM {targets}; runs none here",
-        why,
-    )
+    builds = f"TARGET=rtx builds for SM {targets}"
+    if _loads("polygraphy") is not None:
+        builds, targets = "TARGET=rtx cannot build without polygraphy", ""
+    first = gpus[0].sm if gpus else None  # the one that the runtime takes
+    if first in RTX_SMS:
+        level = GOOD if targets else PARTLY
+        return Finding(level, "TensorRT-RTX", found, f"{builds}; runs on {first}")
+    why = NO_RTX.get(first or "", "to run them: a GPU of that list")
+    return Finding(PARTLY, "TensorRT-RTX", found, f"{builds}; runs none here", why)
 
 
 def _plain(gpus: list[Gpu]) -> Finding:
-    found = _installed("tensorrt")
+    found = installed_version("tensorrt")
     if found is None:
         return Finding(
             PARTLY, "TensorRT", "not installed", "no TARGET=trt",
@@ -260,20 +252,32 @@ def _plain(gpus: list[Gpu]) -> Finding:
     return Finding(GOOD, "TensorRT", found, f"TARGET=trt builds and runs for {gpus[0].sm}")
 
 
-def _bindings(gpus: list[Gpu]) -> Finding:
-    found = _installed("cuda-bindings")
-    if found is None:
+def _bindings() -> Finding:
+    """CUDA from Python: tried, as the runtime does it."""
+    found = installed_version("cuda-bindings")
+    if found is None or installed_version("cuda-core") is None:
         return Finding(
             PARTLY, "CUDA bindings", "not installed", "engines cannot be run",
             "pip install 'ldlm-engines[rtx]'",
         )  # fmt: skip
-    level = GOOD if gpus else PARTLY
-    return Finding(level, "CUDA bindings", found, "used by TensorRT at run time")
+    from engines.runtime.cuda import Cuda
+
+    try:
+        device = Cuda()
+    except LDLMError as error:
+        reason = error.details.get("got", error.problem)
+        return Finding(
+            PARTLY, "CUDA bindings", f"{found}: {reason}", "engines cannot be run here",
+            "an NVIDIA GPU and its driver",
+        )  # fmt: skip
+    return Finding(GOOD, "CUDA bindings", found, f"engines run on {device.name}, {device.sm}")
 
 
 def _memory() -> Finding:
-    pages: Callable[[str], Any] = os.sysconf
-    total = pages("SC_PAGE_SIZE") * pages("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = files.read_if_possible(Path("/sys/fs/cgroup/memory.max")).strip()
+    if limit.isdigit():  # a container's own
+        total = min(total, int(limit))
     good = total >= MEMORY
     return Finding(
         GOOD if good else PARTLY, "memory", f"{total / GB:.1f} GB, {os.cpu_count()} CPUs",

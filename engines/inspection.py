@@ -158,7 +158,10 @@ def _home(path: Path, kind: str) -> Document | str:
     folder = next((p for p in path.resolve().parents if manifests.exists(p)), None)
     if folder is None:
         return "none above this file"
-    manifest = manifests.load(folder)
+    try:
+        manifest = manifests.load(folder)
+    except ArtifactError as error:  # another program's, perhaps
+        return f"not readable: {error.problem}"
     name = path.resolve().relative_to(folder).as_posix()
     entries = {e.graph.path: e.graph for e in manifest.graphs}
     entries |= {e.engine.path: e.engine for e in manifest.engines}

@@ -6,11 +6,13 @@ Imports neither torch nor TensorRT: to find that nothing has changed must cost n
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import json
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,7 +32,10 @@ PACKAGES = {
     for name, module in (("ldlm", ldlm), ("export", export), ("engines", engines))
 }
 
-GRAPH_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
+# What fills a stage with a checkpoint's tensors.
+LOADER = ("ldlm.checkpoint", "ldlm.model")
+
+GRAPH_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy")
 ENGINE_TOOLS = ("tensorrt-rtx", "tensorrt", "polygraphy")
 PROOF_TOOLS = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt-rtx", "numpy")
 
@@ -57,7 +62,7 @@ def graph_ingredients(
         "config": text_digest(config.to_json()),
         "policy": text_digest(json.dumps(rules)),
         "code of the export": source_digest(closure("export.exporter")),
-        "code of the stage": source_digest(closure(stage(weights).module)),
+        "code of the stage": source_digest(sorted({*closure(stage(weights).module), *LOADER})),
         **tool_versions(GRAPH_TOOLS),
     }
 
@@ -75,16 +80,20 @@ def engine_ingredients(graph: str, data: str, target: Target, profiles: Profiles
     }
 
 
-def proof_ingredients(graphs: Mapping[str, str], checkpoint: str) -> Ingredients:
+def proof_ingredients(
+    graphs: Mapping[str, str], checkpoint: str, config: LDLMConfig
+) -> Ingredients:
     """All that a proof depends on, beside what was asked.
 
     Args:
         graphs: what it speaks of; see `engines.proof.parity.identity`.
         checkpoint: sha256 of model.safetensors.
+        config: of the model.
     """
     modules = [m for package in PACKAGES for m in closure("engines.proof.verify", package)]
     return {
         "weights": checkpoint,
+        "config": text_digest(config.to_json()),
         "graphs": text_digest(json.dumps(dict(sorted(graphs.items())))),
         "code of the proof": source_digest(modules),
         **tool_versions(PROOF_TOOLS),
@@ -124,11 +133,18 @@ def tool_versions(names: Iterable[str]) -> dict[str, str]:
     """Installed versions; what is not installed is left out."""
     found = {}
     for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+        installed = installed_version(name)
+        if installed is not None:
+            found[name] = installed
     return found
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, under any of its names, or None."""
+    for name in (package, *(package + suffix for suffix in ("-cu13", "-cu12"))):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return None
 
 
 @cache
@@ -155,22 +171,62 @@ def closure(module: str, package: str | None = None) -> tuple[str, ...]:
 
 def source_digest(modules: Sequence[str]) -> str:
     """sha256 over the modules' syntax trees: no comments, no docstrings, no positions."""
-    return text_digest("\n".join(f"{name} {_tree_digest(name)}" for name in modules))
+    digest = text_digest("\n".join(f"{name} {_code(name).digest}" for name in modules))
+    _remember()
+    return digest
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """A module's syntax tree, as a hash, and the names that it imports, as (module, name)."""
+
+    digest: str
+    imports: tuple[tuple[str, str], ...]
 
 
 @cache
-def _tree(module: str) -> ast.Module:
-    return ast.parse(_path(module).read_bytes())
+def _code(module: str) -> Code:
+    """Analyse a module, or remember what an analysis of the same text found."""
+    content = _path(module).read_bytes()
+    key = hashlib.sha256(content).hexdigest()
+    memory = _memory()
+    if key not in memory:
+        tree = ast.parse(content)
+        names = tuple(_imported(tree))
+        for node in ast.walk(tree):
+            body: list[Any] | None = getattr(node, "body", None)
+            if isinstance(body, list) and body and _is_docstring(body[0]):
+                body.pop(0)
+        memory[key] = [text_digest(ast.dump(tree)), names]
+        _forgotten.append(key)
+    digest, names = memory[key]
+    return Code(digest, tuple((module, name) for module, name in names))
+
+
+_forgotten: list[str] = []  # analysed in this process and not yet on disk
+
+
+def _memory_path() -> Path:
+    """By Python's version, whose trees differ, and by the text of this file."""
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    return files.cache_folder() / f"code-{sys.version_info[0]}.{sys.version_info[1]}-{own}.json"
 
 
 @cache
-def _tree_digest(module: str) -> str:
-    tree = _tree(module)
-    for node in ast.walk(tree):
-        body: list[Any] | None = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_docstring(body[0]):
-            body.pop(0)
-    return text_digest(ast.dump(tree))
+def _memory() -> dict[str, Any]:
+    """Analyses by the hash of the text, so that they cannot be out of date."""
+    try:
+        known = json.loads(_memory_path().read_bytes())
+    except (OSError, ValueError):
+        known = {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember() -> None:
+    """Keep new analyses; where that cannot be, the next process does them again."""
+    if _forgotten:
+        _forgotten.clear()
+        files.write_if_possible(_memory_path(), json.dumps(_memory()).encode())
 
 
 def _is_docstring(node: ast.AST) -> bool:
@@ -187,24 +243,25 @@ def _path(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
 @cache
 def _imports(module: str) -> tuple[str, ...]:
     """Modules of the three packages that a module imports, wherever in it."""
-    found: list[str] = []
-    for node in ast.walk(_tree(module)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [_source(node.module, alias.name) for alias in node.names]
-        found += [n for n in names if _is_ours(n)]
-    return tuple(dict.fromkeys(found))
+    found = (_source(base, name) for base, name in _code(module).imports)
+    return tuple(dict.fromkeys(name for name in found if _is_ours(name)))
 
 
 def _source(module: str, name: str) -> str:
     """Where `from module import name` finds it: a module below, or the module itself."""
     below = f"{module}.{name}"
-    return below if _is_ours(below) else module
+    return below if name and _is_ours(below) else module
 
 
 def _is_ours(module: str) -> bool:
@@ -253,6 +310,5 @@ class Digests:
     def save(self) -> None:
         """Keep what was learned, where the folder exists."""
         if self._changed and self._path.parent.is_dir():
-            text = json.dumps(self._known)
-            files.write_whole(self._path, text.encode())
+            files.write_if_possible(self._path, json.dumps(self._known).encode())
             self._changed = False

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from export.precision import is_experiment
-from export.stages import AxisRange
+from export.stages import STAGES, AxisRange
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm.config import LDLMConfig
@@ -95,6 +96,17 @@ def read(entry: FileEntry, folder: Path) -> bytes:
     return content
 
 
+def _require_names(stage: str, *parts: str) -> None:
+    """Names become paths: each is one component, and the stage is one that we know.
+
+    Raises:
+        ArtifactError: a name is not usable.
+    """
+    good = all(re.fullmatch(r"\w[\w+.-]*", part) for part in parts)
+    if not good or all(spec.name != stage for spec in STAGES):
+        raise ArtifactError("the manifest holds an unusable name", got=", ".join((stage, *parts)))
+
+
 @dataclass(frozen=True)
 class GraphEntry:
     """An exported ONNX graph and its external data.
@@ -111,6 +123,9 @@ class GraphEntry:
     made_from: dict[str, str]
     seconds: float
     evidence: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _require_names(self.stage, self.precision)
 
     def verified(self, folder: Path) -> Path:
         """The graph's path, if it and the data it reads are there and unchanged.
@@ -145,6 +160,9 @@ class EngineEntry:
     builder: dict[str, str]
     seconds: float
 
+    def __post_init__(self) -> None:
+        _require_names(self.stage, self.precision, self.target)
+
     def is_of(self, graph: GraphEntry) -> bool:
         """Whether it was made from this graph and these weights."""
         source = (graph.graph.sha256, graph.data.sha256)
@@ -176,13 +194,14 @@ class Manifest:
     schema: int = SCHEMA
 
     def precisions(self) -> list[str]:
-        """What was exported, in order; experiments must be asked for by name.
+        """What was exported whole, in order; experiments must be asked for by name.
 
         Raises:
             ArtifactError: nothing else was.
         """
         names = list(dict.fromkeys(entry.precision for entry in self.graphs))
-        found = [name for name in names if not is_experiment(name)]
+        whole = [n for n in names if all(self.find_graph(n, spec.name) for spec in STAGES)]
+        found = [name for name in whole if not is_experiment(name)]
         if not found:
             raise ArtifactError(
                 "no precision was exported",
@@ -192,15 +211,20 @@ class Manifest:
             )
         return found
 
+    def find_graph(self, precision: str, stage: str) -> GraphEntry | None:
+        """The entry of a graph, or None where it was not exported."""
+        key = (precision, stage)
+        return next((e for e in self.graphs if (e.precision, e.stage) == key), None)
+
     def graph(self, precision: str, stage: str) -> GraphEntry:
         """The entry of a graph.
 
         Raises:
             ArtifactError: it was not exported.
         """
-        for entry in self.graphs:
-            if (entry.precision, entry.stage) == (precision, stage):
-                return entry
+        entry = self.find_graph(precision, stage)
+        if entry is not None:
+            return entry
         raise ArtifactError(
             "this graph was not exported",
             stage=stage,
@@ -256,8 +280,8 @@ class Manifest:
 
 
 def exists(folder: Path) -> bool:
-    """Whether the folder has a manifest."""
-    return (folder / MANIFEST).is_file()
+    """Whether the folder has a manifest, or is about to: a commit was cut after its moment."""
+    return (folder / MANIFEST).is_file() or (folder / files.COMMIT).is_dir()
 
 
 @contextlib.contextmanager
@@ -279,6 +303,8 @@ def held(folder: Path) -> Iterator[Manifest]:
 def commit(folder: Path, staging: Path, change: Callable[[Manifest | None], Manifest]) -> Manifest:
     """Put new files and the manifest that speaks of them into the folder, at one moment.
 
+    Files that the old manifest speaks of and the new one does not are deleted afterwards.
+
     Args:
         folder: the artifacts.
         staging: a folder inside it, with the new files under the paths that they shall have.
@@ -286,9 +312,13 @@ def commit(folder: Path, staging: Path, change: Callable[[Manifest | None], Mani
     """
     with files.locked(folder):
         files.finish_commit(folder, MANIFEST)
-        manifest = change(_read(folder) if exists(folder) else None)
+        present = _read(folder) if exists(folder) else None
+        old = present.listed() if present is not None else set()
+        manifest = change(present)
         (staging / MANIFEST).write_bytes(manifest.to_json())
         files.commit(staging, folder, MANIFEST)
+        for path in old - manifest.listed():
+            (folder / path).unlink(missing_ok=True)
     return manifest
 
 
@@ -343,9 +373,16 @@ def require_origin(
         ArtifactError: the artifacts were made from another one.
         CheckpointError: there is none at the path.
     """
-    checkpoints.read_config(checkpoint)
+    config = checkpoints.read_config(checkpoint)
     checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
     found = digest(checkpoint / checkpoints.WEIGHTS)
+    if config != manifest.config:
+        raise ArtifactError(
+            "the artifacts were made with another configuration",
+            expected=manifest.config,
+            got=config,
+            remedy="ldlm export this checkpoint first",
+        )
     if found != manifest.checkpoint:
         raise ArtifactError(
             "the artifacts were made from another checkpoint",

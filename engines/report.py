@@ -89,7 +89,8 @@ def summary_table(folder: Path, manifest: Manifest) -> Table:
     precisions = dict.fromkeys(entry.precision for entry in manifest.graphs)
     for precision in precisions:
         for weights in DEPLOYED:
-            table.add_row(*_summary_row(manifest, precision, weights, parity))
+            if manifest.find_graph(precision, weights) is not None:
+                table.add_row(*_summary_row(manifest, precision, weights, parity))
     return table
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
+import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ldlm.errors import DiskSpaceError, LDLMError
+
+log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 PARTIAL = ".partial-"
@@ -68,7 +73,7 @@ def require_space(path: Path, needed: int) -> None:
 def staging_folder(parent: Path) -> Iterator[Path]:
     """A temporary folder inside `parent`, on the same disk; removed at the end whatever happens.
 
-    What a killed process left there is removed first: the name holds its process id.
+    What a killed process left there is removed first: nobody holds it any more.
     """
     with disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
@@ -76,15 +81,32 @@ def staging_folder(parent: Path) -> Iterator[Path]:
             if not is_in_use(left):
                 remove(left)
         folder = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=parent))
+        # Held as long as we live; another host, which does not know our process, sees it.
+        held = os.open(folder, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
 
 
 def is_in_use(partial: Path) -> bool:
-    """Whether the process that made a temporary folder is still alive."""
-    return _alive(partial.name.removeprefix(PARTIAL).partition("-")[0])
+    """Whether the process that made a temporary folder is alive, or the folder is not ours."""
+    name = re.fullmatch(rf"{re.escape(PARTIAL)}(\d{{1,9}})-\w+", partial.name)
+    if name is None or _alive(int(name.group(1))):
+        return True
+    try:
+        descriptor = os.open(partial, os.O_RDONLY)
+    except OSError:
+        return not partial.exists()
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def remove(path: Path) -> None:
@@ -111,6 +133,22 @@ def write_whole(target: Path, content: bytes) -> None:
         publish(part, target)
 
 
+def write_if_possible(target: Path, content: bytes) -> None:
+    """Write what is only remembered; where that cannot be, the log says so and work goes on."""
+    try:
+        write_whole(target, content)
+    except (OSError, DiskSpaceError) as error:
+        log.warning("%s cannot be kept: %s", target, error)
+
+
+def read_if_possible(path: Path) -> bytes:
+    """What was remembered; nothing where there is nothing readable."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 def sha256(path: Path) -> str:
     """Hex digest of a file's content."""
     with path.open("rb") as file:
@@ -118,12 +156,18 @@ def sha256(path: Path) -> str:
 
 
 def publish_folder(source: Path, target: Path) -> None:
-    """Move a finished folder to its place; an older one there is removed afterwards."""
+    """Move a finished folder to its place; an older one there is removed afterwards.
+
+    On Linux the two change places at one moment. Elsewhere there is a moment without either.
+    """
     with disk_errors(target):
         for file in source.iterdir():
             _fsync(file)
         if not target.exists():
             source.rename(target)
+            return
+        if _exchange(source, target):
+            shutil.rmtree(source)
             return
         with staging_folder(target.parent) as bin_:
             target.rename(bin_ / "old")
@@ -166,6 +210,11 @@ def finish_commit(folder: Path, last: str) -> None:
     shutil.rmtree(source)
 
 
+def cache_folder() -> Path:
+    """The user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ldlm-engines"
+
+
 def read_text(path: Path, error: type[LDLMError], what: str) -> str:
     """The UTF-8 text of a file.
 
@@ -205,14 +254,24 @@ def locked(
         yield
 
 
-def _alive(pid: str) -> bool:
+def _alive(pid: int) -> bool:
     try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
     except PermissionError:
         pass
     return True
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two paths change places, where the system can: Linux's renameat2."""
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def _fsync(path: Path) -> None:

@@ -15,7 +15,7 @@ ROWS = re.findall(
 
 
 def test_every_kind_of_fault_has_its_test() -> None:
-    assert {int(number) for number, *_ in ROWS} >= {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 13, 14, 19, 20}
+    assert {int(number) for number, *_ in ROWS} == set(range(1, 21))
     for number, path, name in ROWS:
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]

@@ -90,14 +90,25 @@ def spinner() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def steps() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for (what, step, steps); nothing where piped."""
+    """A bar on stderr for (what, step, steps); where piped, a plain line for every new thing."""
+    if not err.is_terminal:
+        said: set[str] = set()
+
+        def say_once(text: str, _step: int, _total: int) -> None:
+            what = text.partition(":")[0]
+            if what not in said:
+                said.add(what)
+                err.print(what, highlight=False, markup=False)
+
+        yield say_once
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+    with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda text, step, total: bar.update(
             task, description=text, completed=step, total=total

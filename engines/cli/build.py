@@ -20,7 +20,7 @@ from engines.cli._shared import (
     say,
     steps,
 )
-from engines.compile.target import rtx_target, trt_target
+from engines.compile.target import Target, rtx_target, trt_target
 from engines.compile.targets import PROFILES, RTX, parse_sms, profiles
 from engines.report import summary_table
 from engines.runtime.libraries import LIBRARIES
@@ -58,19 +58,10 @@ def command(
     """Compile the engines that have changed, on any machine, and show what the folder holds."""
     from engines.artifacts import build_artifacts
 
-    if target not in LIBRARIES:
-        raise ConfigError("no such build target", expected=" or ".join(LIBRARIES), got=target)
-    if target != RTX and sm != "all":
-        raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sm)
-    sms = parse_sms(sm)
+    chosen = chosen_target(target, sm)
     config = manifests.load(folder).config
     wanted = None if profile is None else names(profile)
     ranges = profiles(config, wanted, numbers(batch, "--batch"), numbers(length, "--length"))
-    chosen = (
-        rtx_target(sms, skip_unsupported=sm.strip().lower() == "all")
-        if target == RTX
-        else trt_target()
-    )
     with measured("build") as run, steps() as progress:
         decisions = build_artifacts(
             folder,
@@ -84,3 +75,20 @@ def command(
         out.print(decisions_table("build", decisions))
     out.print(summary_table(folder, manifests.load(folder)))
     say(f"{folder}: {done}")
+
+
+def chosen_target(target: str, sm: str) -> Target:
+    """The build target of these options.
+
+    Raises:
+        ConfigError: no such target or compute capability.
+        ProviderError: plain TensorRT, or the GPU it builds for, is not there.
+    """
+    if target not in LIBRARIES:
+        raise ConfigError("no such build target", expected=" or ".join(LIBRARIES), got=target)
+    everything = sm.strip().lower() == "all"
+    if target == RTX:
+        return rtx_target(parse_sms(sm), skip_unsupported=everything)
+    if not everything:
+        raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sm)
+    return trt_target()

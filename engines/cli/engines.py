@@ -10,6 +10,7 @@ import typer
 from engines.cli import build, export, verify
 from engines.cli._shared import EXPLAIN, default_artifacts
 from engines.compile.targets import RTX
+from engines.proof.parity import NOTHING_MORE
 
 
 def command(
@@ -23,7 +24,11 @@ def command(
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
+    build.chosen_target(target, sm)  # wrong options are refused before the long work
     folder = folder or default_artifacts(checkpoint)
     export.command(checkpoint, folder, precision, explain=explain)
-    verify.command(folder, checkpoint, precision)
+    document, parity = verify.measure(folder, checkpoint, precision, NOTHING_MORE)
+    if parity is not None:
+        verify.show(document)
+        parity.require_passed()
     build.command(folder, precision, target, sm, explain=explain)

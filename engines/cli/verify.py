@@ -11,7 +11,7 @@ import typer
 from engines import manifest as manifests
 from engines.cli._shared import err, measured, out, precisions, spinner
 from engines.keys import Digests
-from engines.proof.parity import Extra, read, reasons
+from engines.proof.parity import Extra, Parity, read, reasons
 
 
 def command(
@@ -46,12 +46,25 @@ def command(
 
     What has not changed since it passed is not measured again.
     """
+    extra = Extra(stress, damage, taps, ablate, sampler_steps)
+    document, parity = measure(folder, checkpoint, precision, extra, again=again)
+    if as_json:
+        out.print_json(json.dumps(document))
+    else:
+        show(document)
+    if parity is not None:
+        parity.require_passed()
+
+
+def measure(
+    folder: Path, checkpoint: Path, precision: str | None, extra: Extra, *, again: bool = False
+) -> tuple[dict[str, Any] | None, Parity | None]:
+    """parity.json, and the proof where something had to be measured."""
     manifest = manifests.load(folder)
     digests = Digests(folder)
     manifests.require_origin(manifest, checkpoint, digests.of)
     digests.save()
     document = read(folder)
-    extra = Extra(stress, damage, taps, ablate, sampler_steps)
     chosen = precisions(precision) if precision is not None else manifest.precisions()
     stale = [name for name in chosen if again or reasons(document, manifest, name, extra)]
     parity = None
@@ -65,17 +78,13 @@ def command(
         document = parity.save(folder, manifest)
         with manifests.updated(folder) as manifest:
             manifest.runs["verify"] = run
-    _show(document, as_json=as_json)
-    if parity is None:
-        err.print("nothing has changed since this was verified; --again measures it anew")
     else:
-        parity.require_passed()
+        err.print("nothing has changed since this was verified; --again measures it anew")
+    return document, parity
 
 
-def _show(document: dict[str, Any] | None, *, as_json: bool) -> None:
-    if as_json:
-        out.print_json(json.dumps(document))
-        return
+def show(document: dict[str, Any] | None) -> None:
+    """All tables of a proof."""
     from engines.proof.tables import tables
 
     for table in tables(document or {}):

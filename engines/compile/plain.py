@@ -71,16 +71,25 @@ def build_engine_here(
     settings.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
     for name, ranges in profiles.items():
         _add_profile(builder, settings, spec, config, name, ranges)
-    cache = cache_file("timing", str(trt.__version__), device)
-    known = cache.read_bytes() if cache.exists() else b""
-    settings.set_timing_cache(settings.create_timing_cache(known), False)
+    path_of_cache = cache_file("timing", str(trt.__version__), device)
+    _use_timing_cache(settings, path_of_cache)
     monitor = make_monitor(trt, progress)
     settings.progress_monitor = monitor
     with signals(monitor):
         plan = builder.build_serialized_network(network, settings)
     plan = require_plan(plan, monitor, logger, spec, device.sm)
-    files.write_whole(cache, bytes(settings.get_timing_cache().serialize()))
+    timings = settings.get_timing_cache()
+    if timings is not None:
+        files.write_if_possible(path_of_cache, bytes(timings.serialize()))
     return BuiltEngine(plan, (device.sm,), {}, builder_settings(trt), time.perf_counter() - started)
+
+
+def _use_timing_cache(settings: Any, path: Path) -> None:
+    """Take up what earlier builds on this GPU measured; begin anew if it does not fit."""
+    known = files.read_if_possible(path)
+    if known and settings.set_timing_cache(settings.create_timing_cache(known), False):
+        return
+    settings.set_timing_cache(settings.create_timing_cache(b""), False)
 
 
 def _add_profile(

@@ -151,6 +151,8 @@ def _compile(
                 profiles=[_profile(spec, config, ranges) for ranges in profiles.values()],
             )
             settings.clear_flag(trt.BuilderFlag.TF32)
+            # All memory is the caller's: what allocates at run time cannot be captured in a graph.
+            settings.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
             settings.progress_monitor = monitor
             plan = engine_bytes_from_network((builder, network), settings)
         except PolygraphyException as error:

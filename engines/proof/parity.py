@@ -236,7 +236,9 @@ def reasons(
     """
     if document is None or precision not in document["made_from"]:
         return ("not verified yet",)
-    wanted = keys.proof_ingredients(identities(manifest, precision), manifest.checkpoint)
+    wanted = keys.proof_ingredients(
+        identities(manifest, precision), manifest.checkpoint, manifest.config
+    )
     if changed := keys.changes(document["made_from"][precision], wanted):
         return changed
     asked = document["asked"][precision]

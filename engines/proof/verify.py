@@ -63,7 +63,9 @@ def verify(
     for name in precisions:
         graphs = identities(manifest, name)
         parity.graphs |= graphs
-        parity.made_from[name] = keys.proof_ingredients(graphs, manifest.checkpoint)
+        parity.made_from[name] = keys.proof_ingredients(
+            graphs, manifest.checkpoint, manifest.config
+        )
         parity.asked[name] = extra.asked()
     for weights in DEPLOYED:
         specs = [spec for spec in STAGES if spec.weights == weights]

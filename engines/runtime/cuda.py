@@ -19,10 +19,12 @@ class Device(Protocol):
     """A GPU as the stages see it; pointers and handles are plain integers.
 
     Attributes:
+        index: which of the machine's GPUs.
         sm: its compute capability, such as "sm89".
         name: as the driver has it.
     """
 
+    index: int
     sm: str
     name: str
 
@@ -83,7 +85,7 @@ class Cuda:
                 got=str(error),
                 remedy="pip install 'ldlm-engines[rtx]'",
             ) from error
-        self._lib = runtime
+        self._lib, self.index = runtime, index
         self._call("cudaSetDevice", index, error=ProviderError)
         properties = self._call("cudaGetDeviceProperties", index)
         self.name = bytes(properties.name).split(b"\0")[0].decode()
@@ -191,10 +193,13 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, 0)  # kDLCUDA
+        return (2, self.device.index)  # kDLCUDA
 
     def __dlpack__(self, **options: Any) -> Any:
-        """A capsule; the stream has done its work when it is handed out."""
+        """A capsule; the stream has done its work when it is handed out.
+
+        Whoever takes it must have read it before the stage runs again.
+        """
         from cuda.core import Buffer
         from cuda.core.utils import StridedMemoryView
 
@@ -214,8 +219,13 @@ class Foreign:
     nbytes: int
 
 
-def foreign(tensor: Any, stream: int) -> Foreign:
+def foreign(tensor: Any, stream: int, device: int) -> Foreign:
     """Look at a tensor through DLPack or the CUDA array interface; its stream is waited for.
+
+    Args:
+        tensor: of another library.
+        stream: that will read it.
+        device: the GPU it must be on.
 
     Raises:
         EngineRunError: it has neither, is not on the device, or is not contiguous.
@@ -224,22 +234,28 @@ def foreign(tensor: Any, stream: int) -> Foreign:
 
     try:
         view = StridedMemoryView.from_any_interface(tensor, stream_ptr=stream)
+        dtype = np.dtype(view.dtype)
     except (BufferError, RuntimeError, TypeError, AttributeError) as error:
         raise EngineRunError(
             "an input is neither a NumPy array nor a tensor on the device",
-            expected="DLPack or the CUDA array interface",
+            expected="DLPack or the CUDA array interface, and a dtype that NumPy has",
             got=f"{type(tensor).__name__}: {error}",
         ) from error
-    dtype = np.dtype(view.dtype)
-    dense = 1
-    strides: list[int] = []
-    for size in reversed(view.shape):
-        strides.insert(0, dense)
-        dense *= size
-    if not view.is_device_accessible or (view.strides and list(view.strides) != strides):
+    shape, size = tuple(view.shape), int(np.prod(view.shape)) * dtype.itemsize
+    if view.device_id != device or not _is_dense(shape, view.strides):
         raise EngineRunError(
             "an input cannot be read in place",
-            expected="contiguous, on the device",
-            got=f"strides {view.strides}, device {view.device_id}",
+            expected=f"contiguous, on device {device}",
+            got=f"shape {shape}, strides {view.strides}, device {view.device_id}",
         )
-    return Foreign(view.ptr, tuple(view.shape), dtype.name, dense * dtype.itemsize)
+    return Foreign(view.ptr, shape, dtype.name, size)
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:
+    """Whether elements follow one another in C order; an axis of one element has no say."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engines.compile.targets import RTX
+from engines.compile.targets import NO_RTX, RTX
 from engines.manifest import EngineEntry, Manifest, read
 from ldlm.errors import ArtifactError
 
@@ -57,7 +57,7 @@ def checked_engine(
             stage=stage,
             expected=" ".join(entry.sms),
             got=f"{sm}: {entry.refused[sm]}" if sm in entry.refused else sm,
-            remedy=f"ldlm build {folder} --precision {precision} --target {library} --sm {sm}",
+            remedy=_other_gpu(entry, sm),
         )
     built_by = entry.builder.get("version", "unknown")
     if _minor(built_by) != _minor(version):
@@ -75,6 +75,15 @@ def checked_engine(
             remedy=f"ldlm build {folder} --precision {precision} --target {library}",
         )
     return entry, read(entry.engine, folder)
+
+
+def _other_gpu(entry: EngineEntry, sm: str) -> str:
+    """What helps on a GPU that an engine was not built for, without losing the others."""
+    if sm in NO_RTX:
+        return f"{NO_RTX[sm]}: --target trt"
+    if sm in entry.refused:
+        return "another precision that this GPU can have, or --runtime ort"
+    return f"ldlm build --sm {','.join((*entry.sms, sm))}, with the profiles of before"
 
 
 def _minor(version: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,16 @@ class OrtStage:
             ProviderError: as the constructor.
         """
         entry = manifest.graph(precision, stage_name)
-        path = entry.verified(folder)
-        return cls(path, stage(stage_name), manifest.config, **options)
+        parts = [folder / entry.graph.path, folder / entry.data.path]
+        before = [path.stat() if path.exists() else None for path in parts]
+        entry.verified(folder)
+        made = cls(parts[0], stage(stage_name), manifest.config, **options)
+        after = [path.stat() if path.exists() else None for path in parts]
+        if [_identity(stat) for stat in before] != [_identity(stat) for stat in after]:
+            raise ArtifactError(
+                "the graph was replaced while it was loaded", stage=stage_name, remedy="try again"
+            )
+        return made
 
     def __call__(self, *inputs: Array) -> Array:
         """Run the stage.
@@ -91,6 +100,11 @@ class OrtStage:
         feeds = checked_feeds(self.spec, self.config, self.ranges, inputs)
         outputs: list[Array] = self._session.run(list(names), feeds)
         return outputs
+
+
+def _identity(stat: os.stat_result | None) -> tuple[int, ...]:
+    """What changes when a file is replaced or written to."""
+    return () if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def _open(

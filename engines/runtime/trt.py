@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,15 @@ class Scratch:
         """Make it at least `size` bytes."""
         if size <= self.size:
             return
-        if self.pointer:
-            self._device.free(self.pointer)
+        self.release()
         self.pointer, self.size = self._device.allocate(size), size
+
+    def release(self) -> None:
+        """Give the memory back."""
+        pointer, self.pointer, self.size = self.pointer, 0, 0
         self.generation += 1
+        if pointer:
+            self._device.free(pointer)
 
 
 class TrtRuntime:
@@ -69,22 +73,29 @@ class TrtRuntime:
         Raises:
             ArtifactError: the library does not take it; with what it said.
         """
+        self.said()
         engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise ArtifactError(
                 f"{self.library.package} {self.version} does not take the engine",
                 stage=stage,
-                got="; ".join(self._messages.errors)[:1000] or "no reason given",
+                got=self.said(),
                 remedy="ldlm build it again with this version, for this GPU",
             )
         return engine
 
-    def context(self, engine: Any, cache: RuntimeCache | None) -> Any:
-        """An execution context that uses the shared scratch memory."""
+    def said(self) -> str:
+        """What the library has reported since it was last asked."""
+        text = "; ".join(dict.fromkeys(self._messages.errors))[:1000]
+        self._messages.errors.clear()
+        return text or "no reason given"
+
+    def settings(self, engine: Any, cache: RuntimeCache | None) -> Any:
+        """How the contexts of an engine are made: over the shared scratch memory."""
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self.scratch.reserve(engine.device_memory_size_v2)
         if not self.library.jit:
-            return engine.create_execution_context(strategy)
+            return strategy
         settings = engine.create_runtime_config()
         settings.set_execution_context_allocation_strategy(strategy)
         # We capture graphs ourselves, as with plain TensorRT; a captured graph would keep
@@ -94,7 +105,7 @@ class TrtRuntime:
         settings.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
         if cache is not None:
             cache.attach(settings)
-        return engine.create_execution_context(settings)
+        return settings
 
 
 def _logger(trt: Any) -> Any:
@@ -116,9 +127,8 @@ def _logger(trt: Any) -> Any:
 
 def cache_file(what: str, version: str, device: Device) -> Path:
     """A file in the user's cache folder, for one GPU and one version of a library."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     gpu = "".join(c if c.isalnum() else "-" for c in f"{device.name}-{device.sm}")
-    return base / "ldlm-engines" / f"{what}-{version}-{gpu}.cache"
+    return files.cache_folder() / f"{what}-{version}-{gpu}.cache"
 
 
 class RuntimeCache:
@@ -141,16 +151,15 @@ class RuntimeCache:
     def attach(self, settings: Any) -> None:
         """Let a context use it; call before the context is made."""
         self._cache = settings.create_runtime_cache()
-        if self.path.exists():
-            self._saved = self.path.read_bytes()
-            if not self._cache.deserialize(self._saved):
-                log.warning("%s is of no use here; kernels are compiled anew", self.path)
-                self._saved = b""
+        self._saved = files.read_if_possible(self.path)
+        if self._saved and not self._cache.deserialize(self._saved):
+            log.warning("%s is of no use here; kernels are compiled anew", self.path)
+            self._saved = b""
         settings.set_runtime_cache(self._cache)
 
     def save(self) -> None:
         """Write what has been compiled since, if anything was."""
         content = bytes(self._cache.serialize()) if self._cache is not None else b""
         if content and content != self._saved:
-            files.write_whole(self.path, content)
+            files.write_if_possible(self.path, content)
             self._saved = content

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.compile.targets import fitting
-from engines.manifest import EngineEntry, Manifest
+from engines.manifest import Manifest
 from engines.runtime.cuda import DeviceArray, Foreign, foreign
 from engines.runtime.engine_file import checked_engine
 from engines.runtime.trt import RuntimeCache, TrtRuntime
@@ -25,12 +27,32 @@ Array = NDArray[Any]
 Profiles = Mapping[str, Mapping[str, AxisRange]]
 
 
+# Shapes that a stage keeps a context and a graph for; the one used longest ago makes room.
+SHAPES = 16
+
+
+@dataclass
+class Shape:
+    """An execution context for one pair of sizes: set up once and not changed any more.
+
+    Attributes:
+        generation: of the scratch memory that the context uses.
+        ran: whether it has run since it was set up, as a capture demands.
+        graph: the captured graph, or 0.
+    """
+
+    context: Any
+    generation: int = -1
+    ran: bool = False
+    graph: int = 0
+
+
 class TrtStage:
     """One stage as a callable: NumPy arrays in, in the spec's order, its one output out.
 
     Memory for inputs and outputs is allocated once, for the largest profile, and belongs to the
     stage. The first run of a shape is plain, the second is captured as a CUDA graph, later ones
-    replay it; where capturing fails the log says so, once per shape.
+    replay it; where capturing fails the log says so, and the stage runs plainly from then on.
 
     Args:
         runtime: library, device, stream and scratch memory.
@@ -59,17 +81,14 @@ class TrtStage:
         self._runtime, self._cache, self._capture = runtime, cache, graphs
         self._engine = runtime.engine(plan, spec.name)
         _require_same(self._engine, spec, profiles)
-        self._context = runtime.context(self._engine, cache)
+        self._settings = runtime.settings(self._engine, cache)
         self._ranges = _envelope(profiles)
         largest = {axis: allowed.max for axis, allowed in self._ranges.items()}
         self._arrays = {
             tensor.name: self._allocate(tensor.shape(config, largest), tensor.dtype)
             for tensor in (*spec.inputs, *spec.outputs)
         }
-        self._profile, self._generation = -1, 0
-        self._sizes: tuple[int, ...] = ()
-        self._graphs: dict[tuple[int, ...], int] = {}
-        self._ran: set[tuple[int, ...]] = set()
+        self._shapes: OrderedDict[tuple[int, ...], Shape] = OrderedDict()
 
     @classmethod
     def from_artifacts(
@@ -86,7 +105,6 @@ class TrtStage:
         Raises:
             ArtifactError: see `engines.runtime.engine_file.checked_engine`.
         """
-        entry: EngineEntry
         entry, plan = checked_engine(
             folder, manifest, precision, stage_name, runtime.name, runtime.device.sm,
             runtime.version,
@@ -109,7 +127,8 @@ class TrtStage:
 
         Args:
             inputs: NumPy arrays, or tensors on the device of any library that speaks DLPack or the
-                CUDA array interface; both are copied into the stage's own memory.
+                CUDA array interface; both are copied into the stage's own memory, and may be
+                changed as soon as this returns.
 
         Raises:
             StageInputError: an input has the wrong dtype or shape, or a size outside the profiles.
@@ -117,15 +136,27 @@ class TrtStage:
         """
         seen = [self._look(tensor) for tensor in inputs]
         sizes = self._checked_sizes(seen)
-        self._prepare(sizes)
+        shape = self._shape(sizes)
         for tensor, source in zip(self.spec.inputs, seen, strict=True):
             array = self._arrays[tensor.name]
             if isinstance(source, Foreign):
                 self._device.copy(array.pointer, source.pointer, source.nbytes, self._stream)
             else:
                 self._device.upload(array.pointer, source, self._stream)
-        self._enqueue()
-        return self._arrays[self.spec.outputs[0].name]
+        if any(isinstance(source, Foreign) for source in seen):
+            # Its owner may reuse the memory on a stream that does not wait for ours.
+            self._device.synchronize(self._stream)
+        self._enqueue(shape)
+        return self._output(sizes)
+
+    def close(self) -> None:
+        """Give the device memory back; the stage cannot be run any more."""
+        for shape in self._shapes.values():
+            self._forget(shape)
+        self._shapes.clear()
+        for array in self._arrays.values():
+            self._device.free(array.pointer)
+        self._arrays.clear()
 
     @property
     def _device(self) -> Any:
@@ -140,34 +171,59 @@ class TrtStage:
         array.pointer = self._device.allocate(array.nbytes)
         return array
 
+    def _output(self, sizes: Mapping[str, int]) -> DeviceArray:
+        (tensor,) = self.spec.outputs
+        pointer = self._arrays[tensor.name].pointer
+        shape = tensor.shape(self.config, sizes)
+        return DeviceArray(self._device, self._stream, pointer, shape, tensor.dtype)
+
     def _look(self, tensor: Any) -> Array | Foreign:
         if isinstance(tensor, np.ndarray):
             return np.ascontiguousarray(tensor)
-        return foreign(tensor, self._stream)
+        return foreign(tensor, self._stream, self._device.index)
 
     def _checked_sizes(self, seen: list[Array | Foreign]) -> dict[str, int]:
         names = [tensor.name for tensor in self.spec.inputs]
+        if len(seen) != len(names):
+            raise StageInputError(
+                "other inputs than the stage takes",
+                stage=self.spec.name,
+                expected=names,
+                got=f"{len(seen)} of them",
+            )
         found = {
             name: (str(source.dtype), tuple(source.shape))
-            for name, source in zip(names, seen, strict=False)
+            for name, source in zip(names, seen, strict=True)
         }
-        if len(seen) != len(names):
-            found = {}
         check_inputs(self.spec, self.config, self._ranges, found)
         sizes: dict[str, int] = {}
         for tensor in self.spec.inputs:
             sizes.update(zip(tensor.axes, found[tensor.name][1], strict=True))
         return {axis: sizes[axis] for axis in DYNAMIC}
 
-    def _prepare(self, sizes: dict[str, int]) -> None:
-        """Choose the profile, set the shapes and the scratch memory, where they have changed."""
+    def _shape(self, sizes: dict[str, int]) -> Shape:
+        """The context for these sizes, over the present scratch memory."""
+        key = tuple(sizes.values())
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = Shape(self._context(sizes))
+            while len(self._shapes) >= SHAPES:
+                self._forget(self._shapes.popitem(last=False)[1])
+            self._shapes[key] = shape
+        self._shapes.move_to_end(key)
         scratch = self._runtime.scratch
-        if scratch.generation != self._generation:
-            self._context.set_device_memory(scratch.pointer, scratch.size)
-            self._generation = scratch.generation
-            self._forget_graphs()
-        if tuple(sizes.values()) == self._sizes:
-            return
+        if shape.generation != scratch.generation:  # a graph would use memory that is gone
+            self._forget(shape)
+            shape.context.set_device_memory(scratch.pointer, scratch.size)
+            shape.generation, shape.ran = scratch.generation, False
+        return shape
+
+    def _context(self, sizes: dict[str, int]) -> Any:
+        """A new context with its profile, shapes and addresses set.
+
+        Raises:
+            StageInputError: no profile holds the sizes.
+        """
         chosen = fitting(self.profiles, sizes)
         if chosen is None:
             raise StageInputError(
@@ -177,64 +233,61 @@ class TrtStage:
                 got=_words(sizes),
                 remedy="use another size, or build with another profile",
             )
-        index, _ = chosen
-        if index != self._profile:
-            self._demand(
-                self._context.set_optimization_profile_async(index, self._stream), "profile"
-            )
-            self._profile = index
+        index, name = chosen
+        context = self._engine.create_execution_context(self._settings)
+        self._demand(context is not None, "execution context")
+        self._demand(
+            context.set_optimization_profile_async(index, self._stream), f"profile '{name}'"
+        )
         for tensor in (*self.spec.inputs, *self.spec.outputs):
-            array = self._arrays[tensor.name]
-            array.shape = tensor.shape(self.config, sizes)
             if tensor in self.spec.inputs:
-                self._demand(self._context.set_input_shape(tensor.name, array.shape), tensor.name)
-            self._demand(self._context.set_tensor_address(tensor.name, array.pointer), tensor.name)
-        self._sizes = tuple(sizes.values())
+                shape = tensor.shape(self.config, sizes)
+                self._demand(context.set_input_shape(tensor.name, shape), f"shape {shape}")
+            pointer = self._arrays[tensor.name].pointer
+            self._demand(context.set_tensor_address(tensor.name, pointer), tensor.name)
+        self._device.synchronize(self._stream)  # a profile may be switched by copies
+        return context
 
-    def _enqueue(self) -> None:
-        sizes = self._sizes
-        if sizes in self._graphs:
-            self._device.launch(self._graphs[sizes], self._stream)
+    def _enqueue(self, shape: Shape) -> None:
+        if not shape.graph and self._capture and shape.ran:
+            self._record(shape)
+        if shape.graph:
+            self._device.launch(shape.graph, self._stream)
             return
-        if self._capture and sizes in self._ran and self._captured():
-            self._device.launch(self._graphs[sizes], self._stream)
-            return
-        self._execute()
-        if sizes not in self._ran:
-            self._ran.add(sizes)
+        self._execute(shape)
+        if not shape.ran:
+            shape.ran = True
             if self._cache is not None:
                 self._device.synchronize(self._stream)
                 self._cache.save()
 
-    def _captured(self) -> bool:
-        """Record a run as a CUDA graph; False, and a word in the log, where that fails."""
+    def _record(self, shape: Shape) -> None:
+        """Capture a run as a CUDA graph; where that fails the log says so."""
         try:
+            if self._runtime.library.jit and not shape.context.is_stream_capturable(self._stream):
+                raise EngineRunError("TensorRT says that it cannot be captured")
             with self._device.capture(self._stream) as captured:
-                self._execute()
+                self._execute(shape)
         except EngineRunError as error:
-            log.warning(
-                "%s: no CUDA graph at %s, every kernel is launched on its own: %s",
-                self.spec.name, self._sizes, error,
-            )  # fmt: skip
             self._capture = False
-            return False
-        self._graphs[self._sizes] = captured.graph
-        return True
+            log.warning(
+                "%s: no CUDA graph, every kernel is launched on its own: %s", self.spec.name, error
+            )
+        else:
+            shape.graph = captured.graph
 
-    def _execute(self) -> None:
-        self._demand(self._context.execute_async_v3(self._stream), "execution")
+    def _execute(self, shape: Shape) -> None:
+        self._demand(shape.context.execute_async_v3(self._stream), "execution")
 
-    def _forget_graphs(self) -> None:
-        for graph in self._graphs.values():
-            self._device.forget(graph)
-        self._graphs.clear()
+    def _forget(self, shape: Shape) -> None:
+        if shape.graph:
+            self._device.forget(shape.graph)
+            shape.graph = 0
 
     def _demand(self, done: bool, what: str) -> None:
         if not done:
             raise EngineRunError(
-                f"TensorRT refuses the {what}",
-                stage=self.spec.name,
-                got=f"sizes {self._sizes or 'not set'}",
+                f"TensorRT refuses the {what}", stage=self.spec.name, got=self._runtime.said()
             )
 
 

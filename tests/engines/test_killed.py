@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,7 +87,7 @@ def test_killed_at_thirty_moments(checkpoints: list[Path], tmp_path: Path) -> No
     assert weights_of(folder) == hashes[1]
     assert len(manifests.load(folder).engines) == 6
     collect(folder)
-    assert not [item for item in leftovers(folder) if item.path.suffix != ".json"]
+    assert not leftovers(folder)
     print(dict(outcomes))  # noqa: T201
 
 
@@ -101,6 +104,58 @@ def test_a_commit_that_was_cut_is_finished(checkpoints: list[Path], tmp_path: Pa
     assert "marker" in manifests.load(folder).runs
     assert (folder / "onnx" / "fp32" / "extra.onnx").read_bytes() == b"new"
     assert not cut.exists()
+
+
+def dying_after(moves: int) -> Callable[[Path, Path], Path]:
+    """Path.replace for a process that dies after so many moves of a commit."""
+    move, left = Path.replace, iter(range(moves))
+
+    def replace(path: Path, target: Path) -> Path:
+        if files.COMMIT in path.parts and next(left, None) is None:
+            raise KeyboardInterrupt
+        return move(path, target)
+
+    return replace
+
+
+def test_a_first_commit_cut_at_every_move(
+    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into an empty folder, where no older manifest says that it is ours."""
+    for cut in range(12):
+        folder, log = tmp_path / f"artifacts{cut}", tmp_path / "log"
+        with monkeypatch.context() as patch:
+            for name in ("export.exporter", "ldlm.model", "engines.compile.rtx"):
+                patch.setitem(sys.modules, name, sys.modules.get(name))
+            stub_export.install()
+            patch.setattr(Path, "replace", dying_after(cut))
+            with contextlib.suppress(KeyboardInterrupt):
+                stub_export.run(checkpoints[0], folder, ["fp32"])
+        finish(start(checkpoints[0], folder, "fp32", log))
+        weights_of(folder)
+        assert len(manifests.load(folder).graphs) == 4
+
+
+def test_who_waited_for_another_checkpoint_replaces_it_whole(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    """It looked before it waited; what it saw then is no longer there."""
+    folder, other, log = tmp_path / "artifacts", tmp_path / "other", tmp_path / "log"
+    finish(start(checkpoints[0], folder, "fp32", log))
+    finish(start(checkpoints[1], other, "fp32", log))
+    theirs = weights_of(other)
+    with files.locked(folder, f"{files.LOCK}-exports"):
+        waiting = start(checkpoints[0], folder, "fp32", log)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(timeout=1.5)
+        for name in ("onnx", "engines"):
+            shutil.rmtree(folder / name)
+            shutil.copytree(other / name, folder / name)
+        shutil.copy(other / manifests.MANIFEST, folder)
+        assert weights_of(folder) == theirs
+    finish(waiting)
+    assert weights_of(folder) != theirs
+    assert len(manifests.load(folder).graphs) == 4
 
 
 def test_two_builds_of_the_same_thing_share_the_result(

@@ -13,6 +13,7 @@ from engines.artifacts import build_artifacts, export_artifacts
 from engines.compile.target import rtx_target
 from engines.compile.targets import profiles
 from engines.manifest import FileEntry
+from engines.report import summary_table
 from ldlm import LDLM, PRESETS, files
 from ldlm.errors import ArtifactError, DiskSpaceError, EngineBuildError
 from ldlm.initialise import initialise
@@ -48,6 +49,38 @@ def test_round_trip(small_artifacts: Path, tmp_path: Path) -> None:
 def test_no_path_leaves_the_folder(path: str) -> None:
     with pytest.raises(ArtifactError, match="outside its folder"):
         FileEntry(path, "0" * 64, 1)
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".hidden"])
+def test_names_are_no_paths(small_artifacts: Path, name: str) -> None:
+    """A precision becomes a folder and part of a lock's name."""
+    manifest = manifests.load(small_artifacts)
+    with pytest.raises(ArtifactError, match="unusable name"):
+        dataclasses.replace(manifest.graphs[0], precision=name)
+    with pytest.raises(ArtifactError, match="unusable name"):
+        dataclasses.replace(manifest.engines[0], target=name)
+    with pytest.raises(ArtifactError, match="unusable name"):
+        dataclasses.replace(manifest.engines[0], stage="denoisers")
+
+
+def test_a_precision_that_is_not_whole_is_not_taken_unasked(small_artifacts: Path) -> None:
+    manifest = manifests.load(small_artifacts)
+    keep = [e for e in manifest.graphs if (e.precision, e.stage) != ("bf16", "denoiser")]
+    manifest.graphs = keep
+    assert manifest.precisions() == ["fp32", "fp16"]
+    summary_table(small_artifacts, manifest)
+
+
+def test_another_configuration_is_another_model(
+    small_artifacts: Path, own_checkpoint: Path
+) -> None:
+    """The same weights with another softcap have the same shapes and the same sha256."""
+    manifest = manifests.load(small_artifacts)
+    manifests.require_origin(manifest, own_checkpoint)
+    path = own_checkpoint / "config.json"
+    path.write_text(path.read_text().replace('"softcap": 50.0', '"softcap": 30.0'))
+    with pytest.raises(ArtifactError, match="another configuration"):
+        manifests.require_origin(manifest, own_checkpoint)
 
 
 @pytest.mark.parametrize(

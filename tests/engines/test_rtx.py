@@ -95,6 +95,7 @@ def test_a_failed_build_leaves_no_trace_in_the_next(
 
 
 def test_builds_are_repeatable_and_report_progress(small_artifacts: Path) -> None:
+    """Case 17: the same inputs give the same bytes."""
     seen: list[tuple[str, int, int]] = []
     plans = [
         build_engine(

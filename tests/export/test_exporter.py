@@ -54,7 +54,10 @@ def test_the_exporter_gives_another_opset_than_asked_for(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_both_token_decoders_share_one_weights_file(small_artifacts: Path, precision: str) -> None:
+def test_both_token_decoders_share_one_weights_file(
+    small: LDLM, small_artifacts: Path, precision: str
+) -> None:
+    """Case 12: and it is as large as the parameters that it holds, once."""
     folder = small_artifacts / "onnx" / precision
     assert {p.name for p in folder.glob("token*")} == {
         "token_decoder.onnx", "token_decoder_logits.onnx", "token_decoder.onnx.data",
@@ -62,6 +65,10 @@ def test_both_token_decoders_share_one_weights_file(small_artifacts: Path, preci
     ids, logits = (
         load(small_artifacts, precision, n) for n in ("token_decoder", "token_decoder_logits")
     )
+    parameters = sum(p.numel() for p in small.token_decoder.parameters())
+    size = (folder / "token_decoder.onnx.data").stat().st_size
+    width = 4 if precision == "fp32" else 2  # the norms' gains stay in float32
+    assert width * parameters <= size <= 1.02 * width * parameters
     assert [n.op_type for n in ids.graph.node].count("ArgMax") == 1
     assert [n.op_type for n in logits.graph.node].count("ArgMax") == 0
 

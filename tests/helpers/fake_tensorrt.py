@@ -38,12 +38,12 @@ class FakeDevice:
     """`engines.runtime.cuda.Device` in host memory, and what was done with it."""
 
     def __init__(self, sm: str = "sm89") -> None:
-        self.sm, self.name = sm, "a GPU that is not there"
+        self.index, self.sm, self.name = 0, sm, "a GPU that is not there"
         self.memory: dict[int, Array] = {}
         self.allocated: list[int] = []
         self.recording: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
-        self.launches = 0
+        self.launches = self.captures = 0
         self.can_capture = True
 
     def allocate(self, size: int) -> int:
@@ -79,7 +79,8 @@ class FakeDevice:
             yield captured
             if not self.can_capture:
                 raise EngineRunError("a CUDA call failed", got="cudaErrorStreamCaptureInvalidated")
-            captured.graph = len(self.graphs) + 1
+            self.captures += 1
+            captured.graph = self.captures
             self.graphs[captured.graph] = self.recording
         finally:
             self.recording = None
@@ -101,7 +102,7 @@ class ILogger:
         INFO = 3
         VERBOSE = 4
 
-    def log(self, severity: Severity, message: str) -> None:
+    def log(self, severity: Severity, msg: str) -> None:
         pass
 
 
@@ -164,6 +165,7 @@ class IExecutionContext:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._memory = 0
+        self._flushed = False
         self.profiles: list[int] = []
 
     def set_device_memory(self, memory: int, size: int) -> None:
@@ -171,18 +173,25 @@ class IExecutionContext:
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         self.profiles.append(profile_index)
+        self._flushed = False
         return 0 <= profile_index < self._engine.num_optimization_profiles
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        self._shapes[name] = shape
+        self._shapes[name], self._flushed = shape, False
         return bool(self.profiles)
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self._addresses[name] = memory
         return name in self._engine.names
 
+    def is_stream_capturable(self, stream: int) -> bool:
+        return True
+
     def execute_async_v3(self, stream_handle: int) -> bool:
         ready = self._memory in self._engine.device.memory and self.profiles
+        # Like the real one: what was set since the last run must be flushed by a plain run.
+        ready = ready and (self._flushed or self._engine.device.recording is None)
+        self._flushed = True
         spec = self._engine.spec
         if not ready or set(self._shapes) != {tensor.name for tensor in spec.inputs}:
             return False
