@@ -167,6 +167,7 @@ def _replace(
         {"weights": old.checkpoint, "config": keys.text_digest(old.config.to_json())},
         {"weights": source.digest, "config": keys.text_digest(source.config.to_json())},
     )
+    progress(f"in place of the artifacts of another checkpoint, {old.name}")
     model = _load(source, progress)
     manifest = source.fresh()
     with files.staging_folder(folder) as staging:

@@ -8,6 +8,7 @@ from pathlib import Path
 from engines import manifest as manifests
 from engines.manifest import Manifest
 from ldlm import files
+from ldlm.errors import ArtifactError
 
 # Only what has the form of a file of ours is ever looked at.
 PATTERNS = ("onnx/*/*.onnx", "onnx/*/*.onnx.data", "engines/*/*/*.engine")
@@ -49,6 +50,37 @@ def collect(folder: Path) -> list[Leftover]:
         found = _leftovers(folder, manifest)
         for item in found:
             files.remove(item.path)
+    return found
+
+
+def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
+    """The files of a precision; deleted, and taken out of the manifest, if that is asked.
+
+    Raises:
+        ArtifactError: there are no artifacts, or none in this precision.
+    """
+
+    def without(manifest: Manifest | None) -> Manifest:
+        if manifest is None:
+            raise ArtifactError("the artifacts were removed", got=folder)
+        manifest.graphs = [e for e in manifest.graphs if e.precision != precision]
+        manifest.engines = [e for e in manifest.engines if e.precision != precision]
+        manifest.policies.pop(precision, None)
+        return manifest
+
+    present = manifests.load(folder)
+    paths = sorted(present.listed() - without(manifests.load(folder)).listed())
+    if not paths:
+        known = ", ".join(dict.fromkeys(e.precision for e in present.graphs))
+        raise ArtifactError("nothing is there in this precision", expected=known, got=precision)
+    found = [
+        Leftover(folder / path, (folder / path).stat().st_size, f"in {precision}")
+        for path in paths
+        if (folder / path).exists()
+    ]
+    if delete:
+        with files.staging_folder(folder) as staging:
+            manifests.commit(folder, staging, without)
     return found
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from engines.compile.targets import NO_RTX, RTX_SMS
 from engines.keys import installed_version
 from ldlm import files
-from ldlm.errors import LDLMError
+from ldlm.errors import LDLMError, installs
 
 GOOD, PARTLY, MISSING = "green", "yellow", "red"
 
@@ -109,7 +109,7 @@ def _torch() -> Finding:
         return Finding(
             PARTLY, "torch", "not installed",
             "sampling from artifacts works; init, export, verify and evaluate need it",
-            "pip install 'ldlm-engines[build]'",
+            installs("build"),
         )  # fmt: skip
     cuda = _torch_cuda()
     return Finding(
@@ -132,12 +132,12 @@ def _gpu(gpus: list[Gpu]) -> Finding:
     if not gpus:
         return Finding(
             PARTLY, "GPU", "none that the driver reports",
-            "all builds and proofs run without one; running an engine, TARGET=trt and --provider "
-            "cuda need one",
-            "an NVIDIA GPU and its driver (nvidia-smi must list it)",
+            "export, proof and TARGET=rtx builds need none; running an engine, TARGET=trt and "
+            "--provider cuda do",
+            "an NVIDIA GPU and a driver for CUDA 13 (nvidia-smi must list it)",
         )  # fmt: skip
     found = "; ".join(f"{g.name}, {g.sm}, {g.memory}, driver {g.driver}" for g in gpus)
-    return Finding(GOOD, "GPU", found, "engines for it can be run here")
+    return Finding(GOOD, "GPU", found, "whether it can be used: see CUDA bindings")
 
 
 def _onnxruntime() -> Iterator[Finding]:
@@ -220,7 +220,7 @@ def _rtx(gpus: list[Gpu]) -> Finding:
         return Finding(
             PARTLY, "TensorRT-RTX", problem or "",
             "no TARGET=rtx: engines can neither be built nor run",
-            "pip install 'ldlm-engines[build]' (Linux x86-64)",
+            f"to build: {installs('build')}; to run: {installs('rtx')}; Linux x86-64",
         )  # fmt: skip
     targets = " ".join(sm.removeprefix("sm") for sm in RTX_SMS)
     builds = f"TARGET=rtx builds for SM {targets}"
@@ -239,7 +239,7 @@ def _plain(gpus: list[Gpu]) -> Finding:
     if found is None:
         return Finding(
             PARTLY, "TensorRT", "not installed", "no TARGET=trt",
-            "on the GPU that shall run the engine: pip install 'ldlm-engines[tensorrt]'",
+            f"on the GPU that shall run the engine: {installs('tensorrt')}",
         )  # fmt: skip
     if not gpus:
         return Finding(
@@ -258,7 +258,7 @@ def _bindings() -> Finding:
     if found is None or installed_version("cuda-core") is None:
         return Finding(
             PARTLY, "CUDA bindings", "not installed", "engines cannot be run",
-            "pip install 'ldlm-engines[rtx]'",
+            installs("rtx"),
         )  # fmt: skip
     from engines.runtime.cuda import Cuda
 
@@ -268,7 +268,7 @@ def _bindings() -> Finding:
         reason = error.details.get("got", error.problem)
         return Finding(
             PARTLY, "CUDA bindings", f"{found}: {reason}", "engines cannot be run here",
-            "an NVIDIA GPU and its driver",
+            "an NVIDIA GPU and a driver for CUDA 13",
         )  # fmt: skip
     return Finding(GOOD, "CUDA bindings", found, f"engines run on {device.name}, {device.sm}")
 
@@ -293,5 +293,5 @@ def _disk(folder: Path) -> Finding:
         GOOD if good else PARTLY, "disk", f"{free / GB:.1f} GB free at {folder.resolve()}",
         "enough for checkpoint, graphs and engines" if good else
         f"the published size needs {DISK / GB:.0f} GB; PRESET=small fits",
-        "" if good else "choose another --out, or ldlm gc",
+        "" if good else "choose another --out, or free space",
     )  # fmt: skip

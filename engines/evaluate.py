@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engines.manifest import QUALITY, Manifest
 from engines.proof.parity import identity
-from engines.runtime.load import load_stages, load_tokenizer
+from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
 from export.precision import policy, product_dtype
 from export.stages import DEPLOYED
 from ldlm import files
@@ -29,6 +29,10 @@ Progress = Callable[[str, int, int], None]
 
 # z of a 95 % interval.
 Z = 1.959964
+
+
+# What is judged unless asked otherwise: every machine has it.
+JUDGED = ("ort", "evaluator")
 
 
 @dataclass(frozen=True)
@@ -118,15 +122,22 @@ def load_judge(path: Path) -> Judge:
     return judge
 
 
-def runs_of(precisions: Sequence[str]) -> list[tuple[str, str]]:
-    """(runtime, precision) of everything that can sample: half precisions in the evaluator."""
+def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[str, str]]:
+    """(runtime, precision) of what is asked and can sample; PyTorch, the reference, is first.
+
+    ONNX Runtime's CPU provider has no bf16, and the evaluator has nothing to say on float32.
+
+    Raises:
+        ConfigError: no such runtime.
+    """
+    unknown = [name for name in runtimes if name not in RUNTIMES]
+    if unknown:
+        raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=unknown[0])
     runs = [("torch", "fp32")]
     for name in precisions:
         half = product_dtype(policy(name))
-        if half != "bfloat16":
-            runs.append(("ort", name))
-        if half != "float32":
-            runs.append(("evaluator", name))
+        cannot = {"bfloat16": "ort", "float32": "evaluator"}.get(half)
+        runs += [(runtime, name) for runtime in runtimes if runtime not in ("torch", cannot)]
     return runs
 
 
@@ -138,6 +149,7 @@ def evaluate(
     request: SampleRequest,
     judge: Judge,
     progress: Progress,
+    runtimes: Sequence[str] = JUDGED,
 ) -> list[Quality]:
     """Sample the same noise on every runtime and precision, and let the judge decide.
 
@@ -148,8 +160,10 @@ def evaluate(
         request: what to sample.
         judge: of the texts.
         progress: told (what, step, steps).
+        runtimes: beside PyTorch; "rtx" and "trt" need a GPU.
 
     Raises:
+        ConfigError, ProviderError: a runtime that there is not, or not here.
         ArtifactError, SamplerError: as loading and sampling.
     """
     tokenizer = load_tokenizer(folder, manifest)
@@ -159,7 +173,7 @@ def evaluate(
     end = tokenizers.end_id(tokenizer, manifest.config.end_of_text)
     reference: Ids | None = None
     found = []
-    for runtime, precision in runs_of(precisions):
+    for runtime, precision in runs_of(precisions, runtimes):
         stages = load_stages(
             folder, manifest, runtime=runtime, precision=precision, checkpoint=checkpoint
         )

@@ -42,7 +42,9 @@ def describe(path: Path) -> Document:
 
 def differences(left: Document, right: Document) -> list[tuple[str, str, str]]:
     """(key, left, right) of everything that differs; "-" where a side lacks it."""
-    flat = [dict(flatten(document)) for document in (left, right)]
+    # How long a run took is not what was built.
+    built = ({k: v for k, v in document.items() if k != "runs"} for document in (left, right))
+    flat = [dict(flatten(document)) for document in built]
     names = dict.fromkeys([*flat[0], *flat[1]])
     rows = [(name, flat[0].get(name, "-"), flat[1].get(name, "-")) for name in names]
     return [row for row in rows if row[1] != row[2]]

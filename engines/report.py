@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,56 +67,44 @@ def quality_table(quality: dict[str, Any]) -> Table:
 
 
 def summary_table(folder: Path, manifest: Manifest) -> Table:
-    """Stage, precision, sizes, targets, seconds, error against PyTorch and the verdict."""
+    """Stage, precision, sizes, targets, seconds, error of the graph and the verdict on it."""
     parity = read(folder)
     table = Table(
         title=f"{manifest.name}: {folder}",
-        caption="error: worst relative L2 against "
+        caption="error: the graph's worst relative L2 against "
         f"float32 PyTorch; the half precisions' limit is {AUTOCAST_RATIO} times PyTorch autocast's",
     )
-    for column in (
-        "stage",
-        "precision",
-        "ONNX MB",
-        "engine MB",
-        "targets",
-        "seconds",
-        "error",
-        "limit",
-        "verdict",
-    ):
-        table.add_column(column, justify="left" if column in ("stage", "targets") else "right")
+    for column in ("stage", "precision", "ONNX MB", "engine MB", "targets"):
+        table.add_column(column, justify="right" if column.endswith("MB") else "left")
+    for column in ("seconds", "error", "limit", "graph"):
+        table.add_column(column, justify="right")
     precisions = dict.fromkeys(entry.precision for entry in manifest.graphs)
     for precision in precisions:
         for weights in DEPLOYED:
-            if manifest.find_graph(precision, weights) is not None:
-                table.add_row(*_summary_row(manifest, precision, weights, parity))
+            for row in _summary_rows(manifest, precision, weights, parity):
+                table.add_row(*row)
     return table
 
 
-def _summary_row(
+def _summary_rows(
     manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
-) -> list[str]:
-    graph = manifest.graph(precision, weights)
-    engine = next(
-        (e for e in manifest.engines if (e.precision, e.stage) == (precision, weights)), None
-    )
-    error, limit, verdict = parity_summary(manifest, precision, weights, parity)
-    targets = ["none built"]
-    if engine is not None:
-        targets = [" ".join(sm.removeprefix("sm") for sm in engine.sms)]
+) -> Iterator[list[str]]:
+    """A row per engine of a graph, or one that says that there is none."""
+    graph = manifest.find_graph(precision, weights)
+    if graph is None:
+        return
+    size = f"{(graph.graph.bytes + graph.data.bytes) / MB:,.1f}"
+    proof = parity_summary(manifest, precision, weights, parity)
+    engines = [e for e in manifest.engines if (e.precision, e.stage) == (precision, weights)]
+    if not engines:
+        yield [weights, precision, size, "-", "none built", f"{graph.seconds:.1f}", *proof]
+    for engine in engines:
+        targets = [" ".join((engine.target, *(sm.removeprefix("sm") for sm in engine.sms)))]
         targets += [f"[yellow]not {sm}[/]: {reason}" for sm, reason in engine.refused.items()]
-    return [
-        weights,
-        precision,
-        f"{(graph.graph.bytes + graph.data.bytes) / MB:,.1f}",
-        "-" if engine is None else f"{engine.engine.bytes / MB:,.1f}",
-        "\n".join(targets),
-        f"{graph.seconds + (engine.seconds if engine else 0.0):.1f}",
-        error,
-        limit,
-        verdict,
-    ]
+        yield [
+            weights, precision, size, f"{engine.engine.bytes / MB:,.1f}", "\n".join(targets),
+            f"{graph.seconds + engine.seconds:.1f}", *proof,
+        ]  # fmt: skip
 
 
 def parity_summary(

@@ -110,3 +110,8 @@ class EngineRunError(LDLMError):
 
 class ParityError(LDLMError):
     """A gate of the proof failed."""
+
+
+def installs(extra: str) -> str:
+    """The remedy for what an extra of this package brings; see README, Install."""
+    return f"pip install 'ldlm-engines[{extra}]' (in a checkout: pip install '.[{extra}]')"

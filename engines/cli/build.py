@@ -1,4 +1,4 @@
-"""ldlm build: ONNX graphs to TensorRT-RTX engines."""
+"""ldlm build: ONNX graphs to TensorRT engines."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def command(
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
-    """Compile the engines that have changed, on any machine, and show what the folder holds."""
+    """Compile the engines that have changed, and show what the folder holds."""
     from engines.artifacts import build_artifacts
 
     chosen = chosen_target(target, sm)

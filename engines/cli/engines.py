@@ -21,6 +21,9 @@ def command(
     precision: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "fp32,fp16",
     target: Annotated[str, typer.Option(help="rtx or trt; see ldlm build.")] = RTX,
     sm: Annotated[str, typer.Option(help="Compute capabilities; see ldlm build.")] = "all",
+    profile: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
+    batch: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
+    length: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
@@ -31,4 +34,4 @@ def command(
     if parity is not None:
         verify.show(document)
         parity.require_passed()
-    build.command(folder, precision, target, sm, explain=explain)
+    build.command(folder, precision, target, sm, profile, batch, length, explain=explain)

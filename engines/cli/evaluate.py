@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import measured, out, precisions, steps
+from engines.cli._shared import measured, names, out, precisions, steps
 
 
 def command(
@@ -21,6 +21,9 @@ def command(
     precision: Annotated[
         str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
     ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="Runtimes beside PyTorch, comma-separated; rtx and trt on a GPU.")
+    ] = "ort,evaluator",
     number: Annotated[int, typer.Option("--samples", "-n", help="Number of texts.")] = 1000,
     n_steps: Annotated[
         int | None, typer.Option("--steps", help="Denoiser calls; default the model's own.")
@@ -56,7 +59,9 @@ def command(
     manifests.require_origin(manifest, checkpoint)
     verdict = load_judge(judge)
     with measured("evaluate") as run, steps() as progress:
-        rows = evaluate(folder, manifest, checkpoint, chosen, request, verdict, progress)
+        rows = evaluate(
+            folder, manifest, checkpoint, chosen, request, verdict, progress, names(runtime)
+        )
     document = save(folder, manifest, rows, request)
     with manifests.updated(folder) as manifest:
         manifest.runs["evaluate"] = run

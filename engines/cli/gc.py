@@ -13,14 +13,20 @@ from engines.cli._shared import out, say
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    precision: Annotated[
+        str | None, typer.Option(help="In place of leftovers: the graphs and engines of this one.")
+    ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete it; without this it is only listed.")
     ] = False,
 ) -> None:
     """List, or delete, files that the manifest does not speak of and what killed runs left."""
-    from engines.collect import collect, leftovers
+    from engines.collect import collect, drop, leftovers
 
-    found = collect(folder) if delete else leftovers(folder)
+    if precision is not None:
+        found = drop(folder, precision, delete=delete)
+    else:
+        found = collect(folder) if delete else leftovers(folder)
     if found:
         table = Table(title="deleted" if delete else "would be deleted with --delete")
         table.add_column("file", overflow="fold")
@@ -31,4 +37,4 @@ def command(
             table.add_row(path, f"{item.bytes / 1e6:,.1f}", item.reason)
         out.print(table)
     total = sum(item.bytes for item in found) / 1e6
-    say(f"{folder}: {len(found)} leftovers, {total:,.1f} MB")
+    say(f"{folder}: {len(found)} files, {total:,.1f} MB")

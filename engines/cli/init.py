@@ -19,7 +19,8 @@ def command(
 ) -> None:
     """Write a checkpoint whose every tensor is drawn from a seed.
 
-    No trained weights are public. These are for building, measuring and testing.
+    No trained weights of the published model are public. These are for building, measuring and
+    testing.
     """
     config = preset(preset_name)
     from ldlm import checkpoint, tokenizer

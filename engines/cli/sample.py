@@ -40,7 +40,7 @@ def command(
     raw: Annotated[bool, typer.Option("--raw", help="Show all tokens, past the end too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print token ids and texts.")] = False,
 ) -> None:
-    """Sample text. The same seed gives the same text on every runtime in float32."""
+    """Sample text. The same seed gives the same text in PyTorch and in ONNX Runtime, in float32."""
     from ldlm.sampler import SampleRequest, sample
     from ldlm.schedule import TangentSchedule
 

@@ -12,6 +12,8 @@ from engines import manifest as manifests
 from engines.cli._shared import err, measured, out, precisions, spinner
 from engines.keys import Digests
 from engines.proof.parity import Extra, Parity, read, reasons
+from engines.runtime.libraries import LIBRARIES
+from ldlm.errors import ConfigError
 
 
 def command(
@@ -37,6 +39,10 @@ def command(
         int,
         typer.Option(help="Also sample with this many steps on every runtime; 0 leaves it out."),
     ] = 0,
+    runtime: Annotated[
+        str,
+        typer.Option(help="rtx or trt: also compare the engines, on the GPU at hand."),
+    ] = "",
     again: Annotated[
         bool, typer.Option("--again", help="Also verify what has not changed since it passed.")
     ] = False,
@@ -46,7 +52,11 @@ def command(
 
     What has not changed since it passed is not measured again.
     """
-    extra = Extra(stress, damage, taps, ablate, sampler_steps)
+    if runtime and runtime not in LIBRARIES:
+        raise ConfigError(
+            "no engines of this runtime", expected=" or ".join(LIBRARIES), got=runtime
+        )
+    extra = Extra(stress, damage, taps, ablate, sampler_steps, runtime)
     document, parity = measure(folder, checkpoint, precision, extra, again=again)
     if as_json:
         out.print_json(json.dumps(document))
@@ -66,7 +76,12 @@ def measure(
     digests.save()
     document = read(folder)
     chosen = precisions(precision) if precision is not None else manifest.precisions()
-    stale = [name for name in chosen if again or reasons(document, manifest, name, extra)]
+    stale = []
+    for name in chosen:
+        why = ("asked again",) if again else reasons(document, manifest, name, extra)
+        if why:
+            stale.append(name)
+            err.print(f"verify {name}: {'; '.join(why)}", highlight=False, markup=False)
     parity = None
     if stale:
         from engines.proof.verify import verify
@@ -79,7 +94,7 @@ def measure(
         with manifests.updated(folder) as manifest:
             manifest.runs["verify"] = run
     else:
-        err.print("nothing has changed since this was verified; --again measures it anew")
+        err.print("nothing has changed since this was verified (ldlm verify --again measures anew)")
     return document, parity
 
 

@@ -38,6 +38,7 @@ class Extra:
         taps: compare every equation's intermediate.
         ablate: measure every stage with each of its islands switched off.
         sampler_steps: also sample with this many steps on every runtime; 0 leaves it out.
+        runtime: also compare the engines, on this TensorRT and the GPU at hand; "" leaves it out.
     """
 
     stress: bool = False
@@ -45,11 +46,13 @@ class Extra:
     taps: bool = False
     ablate: bool = False
     sampler_steps: int = 0
+    runtime: str = ""
 
     def asked(self) -> list[str]:
         """The names of what is asked."""
         found = [name for name, value in dataclasses.asdict(self).items() if value is True]
-        return found + ([f"sampler_steps {self.sampler_steps}"] if self.sampler_steps else [])
+        found += [f"sampler_steps {self.sampler_steps}"] if self.sampler_steps else []
+        return found + ([f"engines on {self.runtime}"] if self.runtime else [])
 
 
 NOTHING_MORE = Extra()
@@ -234,6 +237,8 @@ def reasons(
         precision: which.
         extra: what is asked now.
     """
+    if extra.runtime:
+        return ("engines are compared whenever it is asked",)
     if document is None or precision not in document["made_from"]:
         return ("not verified yet",)
     wanted = keys.proof_ingredients(

@@ -117,15 +117,15 @@ def _half(subject: Subject) -> Iterator[Line]:
     outputs = {case: evaluator(*arrays) for case, arrays in subject.inputs.items()}
     with HalfProducts():
         same_policy = {case: policy(*arrays) for case, arrays in subject.inputs.items()}
-    theirs = _pooled(autocast, subject.expected)
+    theirs = pooled(autocast, subject.expected)
     error = theirs.relative_l2
-    yield subject.line("graph", ALL, _pooled(outputs, same_policy), AGREEMENT_RATIO * error)
+    yield subject.line("graph", ALL, pooled(outputs, same_policy), AGREEMENT_RATIO * error)
     limit = AUTOCAST_RATIO * error
-    yield subject.line("precision", ALL, _pooled(outputs, subject.expected), limit)
+    yield subject.line("precision", ALL, pooled(outputs, subject.expected), limit)
     if policies.product_dtype(rules) in ORT_HALF:
         stage = OrtStage(subject.paths["graph"], spec, model.config)
         file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
-        yield subject.line("file", ALL, _pooled(file, subject.expected), limit)
+        yield subject.line("file", ALL, pooled(file, subject.expected), limit)
     if "ids" in subject.paths:
         kl = {
             name: kl_divergence(subject.expected, got)
@@ -155,7 +155,7 @@ def float64_limit(
     return max(FORMULA_L2, FLOAT64_RATIO * max(errors))
 
 
-def _pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
+def pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
     """One distance over all cases: a handful of values at length 1 is no measure of rounding."""
     return against(*(np.concatenate([x[c].ravel() for c in reference]) for x in (got, reference)))
 

@@ -43,7 +43,8 @@ def parity_table(parity: dict[str, Any]) -> Table:
             "graph: file = model of the same policy.  formula: file without rounding = model.\n"
             f"precision: file against float32, held to {AUTOCAST_RATIO} x autocast.  "
             "file: in ONNX Runtime.\n"
-            "kl: of the softmax, held to autocast's.  tokens: share that differs and is no near-tie"
+            "kl: of the softmax, held to autocast's.  tokens: share that differs and is no "
+            "near-tie.\nengine: on the GPU at hand, held to the same limits"
         ),
     )
     for column in (

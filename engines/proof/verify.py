@@ -113,6 +113,12 @@ def _ask_more(
             *subject, steps=extra.sampler_steps, length=length, progress=progress
         )
         parity.lines += lines
+    if extra.runtime:
+        from engines.proof.engine import engine_lines
+        from engines.runtime.trt import TrtRuntime
+
+        runtime = TrtRuntime(extra.runtime)
+        parity.lines += engine_lines(*subject, runtime, _cases(model, CASES), progress)
     if extra.ablate:
         parity.ablation = [row.record() for row in ablate(model, precisions, DEPLOYED, progress)]
 

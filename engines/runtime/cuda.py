@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ldlm.errors import EngineRunError, ProviderError
+from ldlm.errors import EngineRunError, ProviderError, installs
 
 Array = NDArray[Any]
 
@@ -83,7 +83,7 @@ class Cuda:
             raise ProviderError(
                 "TensorRT needs CUDA's Python bindings",
                 got=str(error),
-                remedy="pip install 'ldlm-engines[rtx]'",
+                remedy=installs("rtx"),
             ) from error
         self._lib, self.index = runtime, index
         self._call("cudaSetDevice", index, error=ProviderError)

@@ -57,7 +57,7 @@ def checked_engine(
             stage=stage,
             expected=" ".join(entry.sms),
             got=f"{sm}: {entry.refused[sm]}" if sm in entry.refused else sm,
-            remedy=_other_gpu(entry, sm),
+            remedy=_other_gpu(folder, entry, sm),
         )
     built_by = entry.builder.get("version", "unknown")
     if _minor(built_by) != _minor(version):
@@ -77,13 +77,14 @@ def checked_engine(
     return entry, read(entry.engine, folder)
 
 
-def _other_gpu(entry: EngineEntry, sm: str) -> str:
+def _other_gpu(folder: Path, entry: EngineEntry, sm: str) -> str:
     """What helps on a GPU that an engine was not built for, without losing the others."""
     if sm in NO_RTX:
         return f"{NO_RTX[sm]}: --target trt"
     if sm in entry.refused:
-        return "another precision that this GPU can have, or --runtime ort"
-    return f"ldlm build --sm {','.join((*entry.sms, sm))}, with the profiles of before"
+        return "--runtime ort, or plain TensorRT: --target trt"
+    sms = ",".join((*entry.sms, sm))
+    return f"ldlm build {folder} --precision {entry.precision} --sm {sms}, with its --profile"
 
 
 def _minor(version: str) -> str:

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from ldlm.errors import ProviderError
+from ldlm.errors import ProviderError, installs
 
 
 @dataclass(frozen=True)
@@ -48,5 +48,5 @@ def load_library(name: str) -> Any:
         raise ProviderError(
             f"{library.package} is not usable here",
             got=str(error),
-            remedy=f"pip install 'ldlm-engines[{library.extra}]'",
+            remedy=installs(library.extra),
         ) from error

@@ -20,6 +20,7 @@ Array = NDArray[Any]
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # Float32 means float32: CUDA's provider would use TF32.
 PROVIDER_OPTIONS: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
+CPU_REMEDY = "the CPU provider has no bf16: use fp32 or fp16, or --runtime evaluator"
 OPTIMISATION = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,  # what is deployed
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -113,7 +114,7 @@ def _open(
     if provider not in PROVIDERS:
         raise ProviderError("no such provider", expected=" or ".join(PROVIDERS), got=provider)
     wanted = PROVIDERS[provider]
-    remedy = "use --provider cpu, or install what the provider needs (docs of ONNX Runtime)"
+    remedy = "use --provider cpu, or pip install 'onnxruntime-gpu[cuda,cudnn]'; see ldlm doctor"
     available = ort.get_available_providers()
     if wanted not in available:
         raise ProviderError(
@@ -128,6 +129,8 @@ def _open(
     options.graph_optimization_level = OPTIMISATION[optimisation]
     if threads is not None:
         options.intra_op_num_threads = threads
+    if provider == "cuda" and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()  # CUDA's libraries, where they came as Python packages
     if provider != "cpu":
         # ONNX Runtime would otherwise run what the device cannot on the CPU, with a warning.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
@@ -141,7 +144,7 @@ def _open(
             stage=spec.name,
             expected=wanted,
             got=str(error)[:1000],
-            remedy=None if provider == "cpu" else remedy,
+            remedy=CPU_REMEDY if provider == "cpu" else remedy,
         ) from error
     active = session.get_providers()
     if active[0] != wanted:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engines.cli import main
-from engines.evaluate import Share, _before_end, load_judge, runs_of
+from engines.evaluate import JUDGED, Share, _before_end, load_judge, runs_of
 from engines.report import quality_table
 from ldlm.errors import ConfigError
 
@@ -67,7 +67,7 @@ def test_wilsons_interval() -> None:
 
 
 def test_an_experiment_runs_in_the_evaluator_too() -> None:
-    assert runs_of(["bf16", "fp16-without-layer_norm"]) == [
+    assert runs_of(["bf16", "fp16-without-layer_norm"], JUDGED) == [
         ("torch", "fp32"), ("evaluator", "bf16"),
         ("ort", "fp16-without-layer_norm"), ("evaluator", "fp16-without-layer_norm"),
     ]  # fmt: skip

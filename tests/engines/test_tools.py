@@ -13,7 +13,7 @@ import pytest
 
 from engines import doctor
 from engines import manifest as manifests
-from engines.collect import collect, leftovers
+from engines.collect import collect, drop, leftovers
 from engines.doctor import Gpu, examine
 from engines.inspection import describe, differences
 from ldlm.errors import ArtifactError
@@ -164,6 +164,20 @@ def test_the_published_schema_is_that_of_the_code(small_artifacts: Path) -> None
     document["graphs"][0]["graph"]["bytes"] = "many"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, published)
+
+
+def test_a_precision_that_is_not_needed(own_artifacts: Path) -> None:
+    found = drop(own_artifacts, "bf16", delete=False)
+    assert len(found) == 4 + 3 + 3  # graphs, their weights, engines
+    assert manifests.load(own_artifacts).precisions() == ["fp32", "fp16", "bf16"]
+    assert drop(own_artifacts, "bf16", delete=True) == found
+    assert not any(item.path.exists() for item in found)
+    manifest = manifests.load(own_artifacts)
+    assert manifest.precisions() == ["fp32", "fp16"]
+    assert "bf16" not in manifest.policies
+    assert len(manifest.engines) == 6
+    with pytest.raises(ArtifactError, match="nothing is there in this precision"):
+        drop(own_artifacts, "bf16", delete=True)
 
 
 def test_gc_takes_what_belongs_to_nothing(own_artifacts: Path) -> None:

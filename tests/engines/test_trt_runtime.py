@@ -15,6 +15,8 @@ import pytest
 from fake_tensorrt import FakeDevice, FakeTensorRT
 
 from engines import manifest as manifests
+from engines.proof.engine import engine_lines
+from engines.proof.parity import Line
 from engines.runtime import libraries
 from engines.runtime.cuda import Cuda, Foreign
 from engines.runtime.engine_file import checked_engine
@@ -24,6 +26,7 @@ from engines.runtime.ort import OrtStage
 from engines.runtime.trt import RuntimeCache, TrtRuntime
 from engines.runtime.trt_stage import SHAPES, TrtStage
 from export.stages import stage
+from ldlm import LDLM
 from ldlm.errors import (
     ArtifactError,
     ConfigError,
@@ -330,6 +333,43 @@ def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.Monke
     ]
     np.testing.assert_array_equal(*tokens)
     assert len(runtime.trt.engines) == 3
+
+
+def proof_of_engines(folder: Path, small: LDLM) -> list[Line]:
+    lines = engine_lines(
+        folder, manifests.load(folder), small, ["fp32", "fp16"], runtime_of(folder),
+        [(1, 5), (3, 17)], lambda _: None,
+    )  # fmt: skip
+    return list(lines)
+
+
+def test_engines_are_compared_with_pytorch(small_artifacts: Path, small: LDLM) -> None:
+    """ldlm verify --runtime: per precision two stages at once, and the ids case by case."""
+    lines = proof_of_engines(small_artifacts, small)
+    assert [(line.stage, line.precision) for line in lines] == [
+        *(("denoiser", p) for p in ("fp32", "fp16")),
+        *(("latent_decoder", p) for p in ("fp32", "fp16")),
+        *(("token_decoder_logits", p) for p in ("fp32", "fp32", "fp16", "fp16")),
+    ]
+    assert all(line.passed and line.question == "engine" for line in lines)
+
+
+@pytest.mark.parametrize("name", ["denoiser", "latent_decoder", "token_decoder"])
+def test_an_engine_that_computes_something_else_is_noticed(
+    small_artifacts: Path, small: LDLM, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 8: silently wrong on this GPU, and the build said nothing."""
+    call = OrtStage.__call__
+
+    def wrong(stage: OrtStage, *inputs: Any) -> Any:
+        result = call(stage, *inputs)
+        if stage.spec.name != name:
+            return result
+        return (result + 1) % 256 if name == "token_decoder" else result * np.float32(1.01)
+
+    monkeypatch.setattr(OrtStage, "__call__", wrong)
+    failed = {line.stage for line in proof_of_engines(small_artifacts, small) if not line.passed}
+    assert {stage(item).weights for item in failed} == {name}
 
 
 @pytest.mark.parametrize("name", ["rtx", "trt"])

@@ -1,0 +1,94 @@
+"""The question about compiled engines: on this GPU, do they compute what PyTorch computes?
+
+engine      fp32: the engine = float32 PyTorch. half: held to the error of PyTorch's autocast on
+            the same inputs; token ids: PyTorch's choice but for near-ties. What is compared is the
+            third run of a case, which replays a captured CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engines.manifest import Manifest
+from engines.proof.gates import (
+    AUTOCAST_RATIO,
+    FORMULA_L2,
+    NEAR_TIE_FLOAT32,
+    NEAR_TIE_HALF,
+)
+from engines.proof.inputs import stage_inputs
+from engines.proof.parity import Line
+from engines.proof.stage import ALL, Case, Subject, autocast_outputs, pooled
+from engines.runtime.torch_stage import TorchStage
+from engines.runtime.trt import TrtRuntime
+from engines.runtime.trt_stage import TrtStage
+from export import precision as policies
+from export.stages import DEPLOYED, compared
+from ldlm.model import LDLM
+
+Array = NDArray[Any]
+
+RUNS = 3  # plain, captured, replayed
+
+
+def engine_lines(
+    folder: Path,
+    manifest: Manifest,
+    model: LDLM,
+    precisions: Sequence[str],
+    runtime: TrtRuntime,
+    cases: Sequence[Case],
+    progress: Callable[[str], None],
+) -> Iterator[Line]:
+    """Compare every engine with the reference model, on the GPU of `runtime`.
+
+    Raises:
+        ArtifactError: an engine was not built, not for this GPU, or has changed.
+        EngineRunError, StageInputError: it cannot be run.
+    """
+    for name in DEPLOYED:
+        spec = compared(name)
+        reference = TorchStage(model, spec)
+        inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
+        expected = {case: reference(*arrays) for case, arrays in inputs.items()}
+        for precision in precisions:
+            progress(f"{name} {precision}, engine")
+            subject = Subject(model, spec, precision, "given", {}, inputs, expected)
+            stage = TrtStage.from_artifacts(runtime, folder, manifest, name, precision)
+            try:
+                outputs = {case: _last_run(stage, arrays) for case, arrays in inputs.items()}
+            finally:
+                stage.close()
+            yield from _judge(subject, outputs, ids=name != spec.name)
+
+
+def _last_run(stage: TrtStage, arrays: tuple[Array, ...]) -> Array:
+    for _ in range(RUNS - 1):
+        stage.run(*arrays)
+    return stage(*arrays)
+
+
+def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Iterator[Line]:
+    rules = policies.policy(subject.precision)
+    dtype = policies.product_dtype(rules)
+    if dtype == "float32":
+        limit = FORMULA_L2
+        squares = np.concatenate([x.ravel() for x in subject.expected.values()]) ** 2
+        tie = NEAR_TIE_FLOAT32 * float(np.sqrt(squares.mean()))
+    else:
+        theirs = pooled(autocast_outputs(subject, getattr(torch, dtype)), subject.expected)
+        limit, tie = AUTOCAST_RATIO * theirs.relative_l2, NEAR_TIE_HALF * theirs.max_abs
+    if not ids:
+        yield subject.line("engine", ALL, pooled(outputs, subject.expected), limit)
+        return
+    for case, chosen in outputs.items():
+        logits = subject.expected[case]
+        got = np.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
+        wrong = ~(logits.max(axis=-1) - got <= tie)
+        yield subject.line("engine", case, float(wrong.mean()), 0.0)
