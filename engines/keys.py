@@ -75,7 +75,7 @@ def engine_ingredients(graph: str, data: str, target: Target, profiles: Profiles
         "graph's weights": data,
         "targets": target.asked,
         "profiles": json.dumps(ranges),
-        "code of the build": source_digest(closure(target.module)),
+        "code of the build": source_digest([m for top in target.modules for m in closure(top)]),
         **tool_versions(target.tools),
     }
 

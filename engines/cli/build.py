@@ -53,12 +53,19 @@ def command(
     length: Annotated[
         str | None, typer.Option(help="Length range MIN,OPT,MAX; default every length.")
     ] = None,
+    unfused: Annotated[
+        bool,
+        typer.Option(
+            "--unfused-attention",
+            help="Attention from single float32 operators, where a fused kernel is wrong.",
+        ),
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Compile the engines that have changed, and show what the folder holds."""
     from engines.artifacts import build_artifacts
 
-    chosen = chosen_target(target, sm)
+    chosen = chosen_target(target, sm, unfused=unfused)
     config = manifests.load(folder).config
     wanted = None if profile is None else names(profile)
     ranges = profiles(config, wanted, numbers(batch, "--batch"), numbers(length, "--length"))
@@ -77,7 +84,7 @@ def command(
     say(f"{folder}: {done}")
 
 
-def chosen_target(target: str, sm: str) -> Target:
+def chosen_target(target: str, sm: str, *, unfused: bool = False) -> Target:
     """The build target of these options.
 
     Raises:
@@ -88,7 +95,7 @@ def chosen_target(target: str, sm: str) -> Target:
         raise ConfigError("no such build target", expected=" or ".join(LIBRARIES), got=target)
     everything = sm.strip().lower() == "all"
     if target == RTX:
-        return rtx_target(parse_sms(sm), skip_unsupported=everything)
+        return rtx_target(parse_sms(sm), skip_unsupported=everything, unfused=unfused)
     if not everything:
         raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sm)
-    return trt_target()
+    return trt_target(unfused=unfused)

@@ -5,13 +5,15 @@ Imports no TensorRT until something is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.compile.targets import RTX
 from export.stages import AxisRange, StageSpec
+from ldlm import files
 from ldlm.config import LDLMConfig
 
 if TYPE_CHECKING:
@@ -28,24 +30,27 @@ class Target:
     Attributes:
         name: of the folder its engines are in: "rtx", or "trt-sm90".
         asked: devices and settings, in words: engines of another wording are built anew.
-        module: the code that builds.
+        modules: the code that builds.
         tools: the packages whose versions matter.
         build: compiles one stage.
     """
 
     name: str
     asked: str
-    module: str
+    modules: tuple[str, ...]
     tools: tuple[str, ...]
     build: Build
 
 
-def rtx_target(sms: Sequence[str], *, skip_unsupported: bool = False) -> Target:
+def rtx_target(
+    sms: Sequence[str], *, skip_unsupported: bool = False, unfused: bool = False
+) -> Target:
     """TensorRT-RTX, on any machine, for a list of compute capabilities.
 
     Args:
         sms: names of `engines.compile.targets.RTX_SMS`.
         skip_unsupported: leave out, and record, what a stage cannot have.
+        unfused: build attention from single operators, in float32.
     """
 
     def build(
@@ -59,11 +64,16 @@ def rtx_target(sms: Sequence[str], *, skip_unsupported: bool = False) -> Target:
         )  # fmt: skip
 
     asked = " ".join(sms) + (" where possible" if skip_unsupported else "")
-    return Target(RTX, asked, "engines.compile.rtx", ("tensorrt-rtx", "polygraphy"), build)
+    tools = ("tensorrt-rtx", "polygraphy")
+    made = Target(RTX, asked, ("engines.compile.rtx",), tools, build)
+    return _attention(made, unfused=unfused)
 
 
-def trt_target() -> Target:
+def trt_target(*, unfused: bool = False) -> Target:
     """Plain TensorRT, for the GPU at hand.
+
+    Args:
+        unfused: as for `rtx_target`.
 
     Raises:
         ProviderError: no library, no driver or no GPU.
@@ -84,4 +94,39 @@ def trt_target() -> Target:
         )
 
     name = target_of("trt", device.sm)
-    return Target(name, device.name, "engines.compile.plain", ("tensorrt",), build)
+    made = Target(name, device.name, ("engines.compile.plain",), ("tensorrt",), build)
+    return _attention(made, unfused=unfused)
+
+
+def _attention(target: Target, *, unfused: bool) -> Target:
+    """The same target, with attention in the form that is asked for."""
+    if not unfused:
+        return target
+
+    def build(
+        path: Path, spec: StageSpec, config: LDLMConfig, profiles: Profiles, progress: Progress
+    ) -> BuiltEngine:
+        with _unfused(path) as changed:
+            built = target.build(changed, spec, config, profiles, progress)
+        return replace(built, builder={**built.builder, "attention": "unfused, in float32"})
+
+    modules = (*target.modules, "export.passes.unfuse_attention")
+    asked = f"{target.asked}, attention unfused"
+    return replace(target, asked=asked, modules=modules, build=build)
+
+
+@contextlib.contextmanager
+def _unfused(path: Path) -> Iterator[Path]:
+    """A graph without fused attention, over the same external data, for as long as it is built."""
+    import onnx_ir as ir
+
+    from export.passes.unfuse_attention import unfuse_attention
+
+    model = ir.load(path)
+    unfuse_attention(model)
+    with files.staging_folder(path.parent) as staging:
+        for data in path.parent.glob("*.onnx.data"):
+            (staging / data.name).symlink_to(data.resolve())
+        with files.disk_errors(path):
+            ir.save(model, staging / path.name)
+        yield staging / path.name

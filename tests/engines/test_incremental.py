@@ -92,9 +92,17 @@ def test_the_real_commands_do_not_import_torch_for_nothing(
 def test_other_weights_make_everything_again(
     made: Path, own_checkpoint: Path, tmp_path: Path
 ) -> None:
+    """Case 15: nothing of the older checkpoint stays beside the new files."""
     initialise(LDLM(CONFIG), seed=1).save_checkpoint(tmp_path / "other")
-    assert why(export(tmp_path / "other", made)) == {("weights changed",)}
-    assert manifests.load(made).engines == []
+    done = export_artifacts(tmp_path / "other", made, ["fp16"], lambda _: None)
+    assert why(done) == {("weights changed",)}
+    manifest = manifests.load(made)
+    assert {e.precision for e in manifest.graphs} == {"fp16"}
+    assert manifest.engines == []
+    assert not list(made.rglob("*.engine"))
+    assert not (made / "onnx" / "fp32" / "denoiser.onnx").exists()
+    for entry in manifest.graphs:
+        entry.verified(made)
     assert why(build(made)) == {("not built yet",)}
 
 

@@ -110,24 +110,6 @@ def test_artifacts_do_not_overwrite_something_else(small_checkpoint: Path, tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_other_weights_replace_everything(
-    own_artifacts: Path, small: LDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Case 15: nothing made from the older checkpoint stays beside the new files."""
-    monkeypatch.setattr("engines.artifacts.DEPLOYED", ("token_decoder",))
-    other = initialise(LDLM(small.config), seed=1)
-    other.save_checkpoint(tmp_path / "other")
-    export_artifacts(tmp_path / "other", own_artifacts, ["fp16"], silent)
-    manifest = manifests.load(own_artifacts)
-    assert {e.precision for e in manifest.graphs} == {"fp16"}
-    assert manifest.engines == []
-    assert not list(own_artifacts.rglob("*.engine"))
-    assert not (own_artifacts / "onnx" / "fp32" / "denoiser.onnx").exists()
-    for entry in manifest.graphs:
-        entry.graph.verified(own_artifacts)
-        entry.data.verified(own_artifacts)
-
-
 def test_engines_know_the_graph_they_came_from(own_artifacts: Path, small_artifacts: Path) -> None:
     """A graph that changed drops its engines from the manifest."""
     manifest = manifests.load(own_artifacts)

@@ -1,0 +1,74 @@
+"""Attention from single operators, for a device whose fused kernel is wrong."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from ldlm.errors import GraphCheckError
+
+
+def unfuse_attention(model: ir.Model) -> int:
+    """Replace every Attention node by softmax(Q K^T / sqrt(d_head)) V, in float32 throughout.
+
+    The inputs are cast to float32 and the result back, so that the form without a fused kernel is
+    never less precise than the one with it.
+
+    Returns:
+        How many nodes were replaced.
+
+    Raises:
+        GraphCheckError: a node has a mask, a cache, a softcap or another layout than ours.
+    """
+    nodes = [node for node in model.graph if node.op_type == "Attention"]
+    for node in nodes:
+        _require_plain(node)
+        q, k, v = node.inputs[:3]
+        old = node.outputs[0]
+        tape = Tape()
+        q32, k32, v32 = (_cast(tape, value, ir.DataType.FLOAT) for value in (q, k, v))
+        factor = node.attributes.get_float("scale", 0.0) or _width(q) ** -0.5
+        scale = tape.op("Constant", [], {"value": ir.tensor(factor, dtype=ir.DataType.FLOAT)})
+        keys = tape.op("Transpose", [k32], {"perm": [0, 1, 3, 2]})
+        scores = tape.op("MatMul", [tape.op("Mul", [q32, scale]), keys])
+        product = tape.op("MatMul", [tape.op("Softmax", [scores], {"axis": -1}), v32])
+        for value in (value for made in tape.nodes for value in made.outputs):
+            value.dtype = value.dtype or ir.DataType.FLOAT
+        new = _cast(tape, product, old.dtype)
+        new.shape = old.shape
+        model.graph.insert_before(node, tape.nodes)
+        old.replace_all_uses_with(new)
+        model.graph.remove(node, safe=True)
+    return len(nodes)
+
+
+def _cast(tape: Tape, value: ir.Value | None, dtype: ir.DataType | None) -> ir.Value:
+    if value is None or dtype is None:
+        raise GraphCheckError("an Attention node without its inputs or dtypes")
+    if value.dtype == dtype:
+        return value
+    cast = tape.op("Cast", [value], {"to": int(dtype)})
+    cast.dtype = dtype
+    return cast
+
+
+def _width(q: ir.Value | None) -> int:
+    size = None if q is None or q.shape is None else q.shape[-1]
+    if not isinstance(size, int):
+        raise GraphCheckError("the width of an attention head is not known", got=size)
+    return size
+
+
+def _require_plain(node: ir.Node) -> None:
+    extra = [str(value.name) for value in node.inputs[3:] if value is not None]
+    extra += [name for name in ("is_causal", "softcap", "q_num_heads") if _number(node, name)]
+    extra += [str(value.name) for value in node.outputs[1:] if value.uses()]
+    if extra:
+        raise GraphCheckError(
+            "an Attention node is not plain", tensor=node.name, got=", ".join(extra)
+        )
+
+
+def _number(node: ir.Node, name: str) -> float:
+    attribute = node.attributes.get(name)
+    return float(attribute.value) if attribute is not None else 0.0

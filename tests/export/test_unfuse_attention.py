@@ -1,0 +1,77 @@
+"""The switch for a GPU whose fused attention computes something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from engines import compare
+from engines.compile.rtx import layer_dtypes
+from engines.compile.target import _unfused, rtx_target
+from engines.compile.targets import profiles
+from engines.proof.evaluator import EvaluatorStage
+from engines.proof.inputs import stage_inputs
+from engines.runtime.ort import OrtStage
+from engines.runtime.torch_stage import TorchStage
+from export.passes.unfuse_attention import unfuse_attention
+from export.stages import compared
+from ldlm import LDLM
+from ldlm.errors import GraphCheckError
+
+FUSED = {"denoiser": 2, "token_decoder_logits": 2, "latent_decoder": 0}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", FUSED)
+def test_how_often_it_fires(small_artifacts: Path, name: str, precision: str) -> None:
+    model = ir.load(small_artifacts / "onnx" / precision / f"{name}.onnx")
+    assert unfuse_attention(model) == FUSED[name]
+    assert not [node for node in model.graph if node.op_type == "Attention"]
+    assert sum(node.op_type == "Softmax" for node in model.graph) == 2
+    softmax = [node for node in model.graph if node.op_type == "Softmax"]
+    assert all(node.outputs[0].dtype == ir.DataType.FLOAT for node in softmax)
+    assert unfuse_attention(model) == 0
+
+
+def test_it_computes_the_same(small_artifacts: Path, small: LDLM) -> None:
+    """In float32 equal to rounding; in half never further from PyTorch than the fused form."""
+    spec = compared("denoiser")
+    inputs = stage_inputs(spec, small.config, 2, 17)
+    expected = TorchStage(small, spec)(*inputs)
+    folder = small_artifacts / "onnx"
+    with _unfused(folder / "fp32" / "denoiser.onnx") as path:
+        assert compare(OrtStage(path, spec, small.config)(*inputs), expected).relative_l2 < 1e-5
+    for precision in ("fp16", "bf16"):
+        fused = folder / precision / "denoiser.onnx"
+        with _unfused(fused) as path:
+            errors = [
+                compare(EvaluatorStage(p, spec)(*inputs), expected).relative_l2
+                for p in (path, fused)
+            ]
+        assert errors[0] <= 1.02 * errors[1]
+
+
+def test_an_attention_that_is_not_ours_is_refused(small_artifacts: Path) -> None:
+    model = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser.onnx")
+    node = next(node for node in model.graph if node.op_type == "Attention")
+    node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
+    with pytest.raises(GraphCheckError, match="not plain"):
+        unfuse_attention(model)
+
+
+def test_tensorrt_builds_it(small_artifacts: Path, small: LDLM) -> None:
+    """Case 8: the network has no attention layer, and its softmax is in float32."""
+    spec = compared("denoiser")
+    path = small_artifacts / "onnx" / "fp16" / "denoiser.onnx"
+    with _unfused(path) as changed:
+        layers = layer_dtypes(changed, spec)
+    assert not [kind for kind, _ in layers if "ATTENTION" in kind]
+    assert [dtype for kind, dtype in layers if kind == "SOFTMAX"] == ["FLOAT", "FLOAT"]
+    target = rtx_target(["sm89"], unfused=True)
+    assert target.asked == "sm89, attention unfused"
+    built = target.build(path, spec, small.config, profiles(small.config), lambda *_: None)
+    assert built.builder["attention"] == "unfused, in float32"
+    assert built.plan
+    assert not list(path.parent.glob(".partial*"))
