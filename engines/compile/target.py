@@ -6,6 +6,7 @@ Imports no TensorRT until something is built.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,9 +125,9 @@ def _unfused(path: Path) -> Iterator[Path]:
 
     model = ir.load(path)
     unfuse_attention(model)
-    with files.staging_folder(path.parent) as staging:
-        for data in path.parent.glob("*.onnx.data"):
-            (staging / data.name).symlink_to(data.resolve())
-        with files.disk_errors(path):
-            ir.save(model, staging / path.name)
-        yield staging / path.name
+    # In the graph's own folder: its readers refuse weights that lie elsewhere, or are links.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".unfused-", suffix=".onnx") as file:
+        changed = Path(file.name)
+        with files.disk_errors(changed):
+            ir.save(model, changed)
+        yield changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import re
@@ -15,6 +16,7 @@ import pytest
 from fake_tensorrt import FakeDevice, FakeTensorRT
 
 from engines import manifest as manifests
+from engines.manifest import FileEntry
 from engines.proof.engine import engine_lines
 from engines.proof.parity import Line
 from engines.runtime import libraries
@@ -291,19 +293,29 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
     manifest = manifests.load(own_artifacts)
     entry = manifest.engine("fp16", "token_decoder", "rtx")
     assert entry is not None
-    theirs = Path(shutil.copytree(own_artifacts / "onnx" / "fp16", tmp_path / "theirs"))
-    data = np.fromfile(theirs / "token_decoder.onnx.data", np.uint16)
-    (data ^ 1).tofile(theirs / "token_decoder.onnx.data")  # the last bit of every weight
-    built = build_engine(
-        theirs / "token_decoder.onnx", stage("token_decoder"), manifest.config,
-        sms=entry.sms, profiles=entry.profiles,
-    )  # fmt: skip
+    graphs = Path(shutil.copytree(own_artifacts / "onnx" / "fp16", tmp_path / "graphs"))
+
+    def build() -> bytes:
+        return build_engine(
+            graphs / "token_decoder.onnx", stage("token_decoder"), manifest.config,
+            sms=["sm89"], profiles=entry.profiles,
+        ).plan  # fmt: skip
+
+    mine = build()
+    data = np.fromfile(graphs / "token_decoder.onnx.data", np.uint16)
+    (data ^ 1).tofile(graphs / "token_decoder.onnx.data")  # the last bit of every weight
+    theirs = build()
+    assert len(theirs) == len(mine)
+    assert theirs[:64] == mine[:64]
     path = own_artifacts / entry.engine.path
-    assert len(built.plan) == path.stat().st_size
-    assert built.plan != path.read_bytes()
-    path.write_bytes(built.plan)
+    path.write_bytes(mine)
+    known = dataclasses.replace(entry, engine=FileEntry.of(own_artifacts, path), sms=("sm89",))
+    manifest.put_engine(known)
+    arguments = (own_artifacts, manifest, "fp16", "token_decoder", "rtx", "sm89", "1.7.1")
+    checked_engine(*arguments)
+    path.write_bytes(theirs)
     with pytest.raises(ArtifactError, match="has changed since it was made"):
-        checked_engine(own_artifacts, manifest, "fp16", "token_decoder", "rtx", "sm89", "1.7.1")
+        checked_engine(*arguments)
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
