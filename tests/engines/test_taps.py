@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from engines import manifest as manifests
-from engines.manifest import FileEntry, GraphEntry
+from engines.manifest import FileEntry
 from engines.proof import taps
 from engines.proof.compare import compare
 from engines.proof.inputs import stage_inputs
@@ -85,7 +85,7 @@ def test_swapped_keys_and_values_are_seen_by_taps_alone(
     manifest = manifests.load(own_artifacts)
     old = manifest.graph("fp32", "latent_decoder")
     entry = FileEntry.of(own_artifacts, path)
-    manifest.put_graph(GraphEntry("latent_decoder", "fp32", entry, old.data, 0.0, old.evidence))
+    manifest.put_graph(dataclasses.replace(old, graph=entry))
     manifest.save(own_artifacts)
     monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("latent_decoder",))
     found = verify(own_artifacts, manifest, small, ["fp32"], extra=Extra(taps=True))

@@ -305,8 +305,8 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
     data = np.fromfile(graphs / "token_decoder.onnx.data", np.uint16)
     (data ^ 1).tofile(graphs / "token_decoder.onnx.data")  # the last bit of every weight
     theirs = build()
-    assert len(theirs) == len(mine)
-    assert theirs[:64] == mine[:64]
+    assert abs(len(theirs) - len(mine)) < 64
+    assert theirs != mine
     path = own_artifacts / entry.engine.path
     path.write_bytes(mine)
     known = dataclasses.replace(entry, engine=FileEntry.of(own_artifacts, path), sms=("sm89",))
@@ -314,6 +314,10 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
     arguments = (own_artifacts, manifest, "fp16", "token_decoder", "rtx", "sm89", "1.7.1")
     checked_engine(*arguments)
     path.write_bytes(theirs)
+    with pytest.raises(ArtifactError, match="is not the file that was made"):
+        checked_engine(*arguments)
+    as_large = dataclasses.replace(known.engine, bytes=len(theirs))
+    manifest.put_engine(dataclasses.replace(known, engine=as_large))
     with pytest.raises(ArtifactError, match="has changed since it was made"):
         checked_engine(*arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 
 from engines import manifest as manifests
 from engines.artifacts import export_artifacts
-from engines.manifest import FileEntry, GraphEntry
+from engines.manifest import FileEntry
 from engines.proof.half import HalfProducts
 from engines.proof.parity import Parity
 from engines.proof.stage import ALL
@@ -61,9 +62,7 @@ def save_damaged(folder: Path, stage: str, precision: str, model: ir.Model) -> N
     ir.save(model, path)
     manifest = manifests.load(folder)
     old = manifest.graph(precision, stage)
-    manifest.put_graph(
-        GraphEntry(stage, precision, FileEntry.of(folder, path), old.data, 0.0, old.evidence)
-    )
+    manifest.put_graph(dataclasses.replace(old, graph=FileEntry.of(folder, path)))
     manifest.save(folder)
 
 

@@ -55,7 +55,7 @@ def test_the_card_names_the_file_that_is_there() -> None:
     assert weights.stat().st_size <= 16_000_000
     log = [json.loads(line) for line in (CHECKPOINT.parent / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == sorted(line["step"] for line in log)
-    steps = re.search(r"([\d,]+) steps", card)
+    steps = re.search(r"([\d,]+) steps of 64 sentences", card)
     assert steps is not None
     assert log[-1]["step"] == int(steps.group(1).replace(",", ""))
     assert log[-1]["diffusion"] < log[5]["diffusion"]

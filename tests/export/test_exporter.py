@@ -67,8 +67,9 @@ def test_both_token_decoders_share_one_weights_file(
     )
     parameters = sum(p.numel() for p in small.token_decoder.parameters())
     size = (folder / "token_decoder.onnx.data").stat().st_size
-    width = 4 if precision == "fp32" else 2  # the norms' gains stay in float32
-    assert width * parameters <= size <= 1.02 * width * parameters
+    width = 4 if precision == "fp32" else 2
+    # The rotary tables, and in half precision the norms, stand in float32 beside them.
+    assert width * parameters <= size <= 1.1 * width * parameters
     assert [n.op_type for n in ids.graph.node].count("ArgMax") == 1
     assert [n.op_type for n in logits.graph.node].count("ArgMax") == 0
 

@@ -213,9 +213,25 @@ def test_a_failed_replacement_puts_the_old_one_back(
     folder = own_checkpoint.rename(own_checkpoint.parent / "mine")
     own_checkpoint = folder
     monkeypatch.setattr(Path, "rename", fail_on_new)
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)  # a system without it
     with pytest.raises(OSError, match="Input/output"):
         small.save_checkpoint(folder)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_an_older_checkpoint_and_a_new_one_change_places(
+    small: LDLM, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At no moment is there none: nothing is renamed away first."""
+    before = (own_checkpoint / "model.safetensors").stat().st_ino
+
+    def never(path: Path, target: Path) -> Path:
+        raise AssertionError(f"{path} was moved to {target}")
+
+    monkeypatch.setattr(Path, "rename", never)
+    small.save_checkpoint(own_checkpoint)
+    assert (own_checkpoint / "model.safetensors").stat().st_ino != before
+    assert not list(own_checkpoint.parent.glob(".partial*"))
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
