@@ -121,7 +121,7 @@ def export_artifacts(
         if _replaces(folder, source):
             with files.locked(folder, EXPORTS, waiting=waiting):
                 if _replaces(folder, source):  # still: another process may have done it meanwhile
-                    return _replace(folder, source, wanted, progress)
+                    return _replace(folder, source, wanted, digests, progress)
         with files.locked(folder, EXPORTS, shared=True, waiting=waiting):
             if not _replaces(folder, source):  # still
                 decisions = _update(folder, source, wanted, digests, progress)
@@ -159,7 +159,11 @@ def _replaces(folder: Path, source: Source) -> bool:
 
 
 def _replace(
-    folder: Path, source: Source, wanted: Sequence[Wanted], progress: Progress
+    folder: Path,
+    source: Source,
+    wanted: Sequence[Wanted],
+    digests: Digests,
+    progress: Progress,
 ) -> list[Decision]:
     """Export everything beside the old files, then exchange them at one moment."""
     old = manifests.load(folder)
@@ -176,6 +180,8 @@ def _replace(
             progress(str(item))
             _put(manifest, item.precision, _export(model, item, staging))
         manifests.commit(folder, staging, lambda _: manifest)
+    _note(folder, manifest.graphs, digests)
+    digests.save()
     for name in (manifests.PARITY, manifests.QUALITY):
         (folder / name).unlink(missing_ok=True)
     return [Decision(str(item), reasons) for item in wanted]
@@ -205,7 +211,13 @@ def _update(
             with files.staging_folder(folder) as staging:
                 entries = _export(model, item, staging)
                 manifests.commit(folder, staging, _adding(source, item.precision, entries))
+            _note(folder, entries, digests)
     return decisions
+
+
+def _note(folder: Path, entries: Sequence[GraphEntry], digests: Digests) -> None:
+    for file in (file for entry in entries for file in (entry.graph, entry.data)):
+        digests.note(folder / file.path, file.sha256)
 
 
 def _begin(folder: Path, source: Source, digests: Digests) -> None:
@@ -366,7 +378,8 @@ def _update_engine(
     entry = manifest.engine(graph.precision, graph.stage, target.name)
     reasons = _engine_reasons(folder, entry, made_from, digests)
     if reasons:
-        _build(folder, manifest, graph, target, profiles, made_from, progress)
+        file = _build(folder, manifest, graph, target, profiles, made_from, progress)
+        digests.note(folder / file.path, file.sha256)
     return reasons
 
 
@@ -391,7 +404,7 @@ def _build(
     profiles: Profiles,
     made_from: dict[str, str],
     progress: Callable[[str, int, int], None],
-) -> None:
+) -> FileEntry:
     what = f"{graph.precision} {graph.stage}"
     place = Path("engines", graph.precision, target.name, f"{graph.stage}.engine")
     files.require_space(folder / place, int(1.1 * graph.data.bytes))
@@ -420,6 +433,7 @@ def _build(
             seconds=round(built.seconds, 2),
         )
         manifests.commit(folder, staging, lambda present: _with_engine(folder, present, entry))
+    return entry.engine
 
 
 def _with_engine(folder: Path, manifest: Manifest | None, entry: EngineEntry) -> Manifest:

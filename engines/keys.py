@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -292,7 +293,7 @@ class Digests:
     def of(self, path: Path) -> str:
         """The sha256 of a file that is there."""
         stat = path.stat()
-        state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        state = self._state(stat)
         key = str(path.resolve())
         entry = self._known.get(key)
         if isinstance(entry, list) and len(entry) == 5 and entry[:4] == state:
@@ -302,6 +303,19 @@ class Digests:
             self._known[key] = [*state, digest]
             self._changed = True
         return digest
+
+    def note(self, path: Path, digest: str) -> None:
+        """Take note of a file of ours that was hashed and has just been moved to its place.
+
+        However young it is: to change it unseen, another process would have to write to it within
+        the clock tick in which it was moved.
+        """
+        self._known[str(path.resolve())] = [*self._state(path.stat()), digest]
+        self._changed = True
+
+    @staticmethod
+    def _state(stat: os.stat_result) -> list[int]:
+        return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
     def is_same(self, path: Path, digest: str) -> bool:
         """Whether the file is there and has this sha256."""

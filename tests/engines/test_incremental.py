@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(stubbed: None, own_checkpoint: Path, tmp_path: Path) -> Path:
     """Artifacts of the small checkpoint, in two precisions, with engines; made in no time."""
     folder = tmp_path / "made"
+    time.sleep(2 * Digests.SETTLED)  # a checkpoint is not written in the moment of its export
     export(own_checkpoint, folder)
     build(folder)
     return folder
@@ -56,11 +58,18 @@ def why(decisions: list[Decision]) -> set[tuple[str, ...]]:
     return {decision.reasons for decision in decisions}
 
 
-def test_with_nothing_changed_nothing_is_made(made: Path, own_checkpoint: Path) -> None:
+def test_with_nothing_changed_nothing_is_made_or_read(
+    made: Path, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def times() -> dict[Path, int]:
         return {p: p.stat().st_mtime_ns for p in made.rglob("*") if not p.name.startswith(".")}
 
     before = times()
+
+    def never(path: Path) -> str:
+        raise AssertionError(f"{path} was read although nothing has changed")
+
+    monkeypatch.setattr("ldlm.files.sha256", never)
     assert why(export(own_checkpoint, made)) == {()}
     assert why(build(made)) == {()}
     assert times() == before
