@@ -180,7 +180,7 @@ def _replace(
             progress(str(item))
             _put(manifest, item.precision, _export(model, item, staging))
         manifests.commit(folder, staging, lambda _: manifest)
-    _note(folder, manifest.graphs, digests)
+    _note(folder, digests, manifest.graphs, manifest.tokenizer)
     digests.save()
     for name in (manifests.PARITY, manifests.QUALITY):
         (folder / name).unlink(missing_ok=True)
@@ -211,12 +211,16 @@ def _update(
             with files.staging_folder(folder) as staging:
                 entries = _export(model, item, staging)
                 manifests.commit(folder, staging, _adding(source, item.precision, entries))
-            _note(folder, entries, digests)
+            _note(folder, digests, entries)
     return decisions
 
 
-def _note(folder: Path, entries: Sequence[GraphEntry], digests: Digests) -> None:
-    for file in (file for entry in entries for file in (entry.graph, entry.data)):
+def _note(
+    folder: Path, digests: Digests, graphs: Sequence[GraphEntry], tokenizer: FileEntry | None = None
+) -> None:
+    """What was just written need not be read again."""
+    found = [file for entry in graphs for file in (entry.graph, entry.data)]
+    for file in [*found, *([tokenizer] if tokenizer is not None else [])]:
         digests.note(folder / file.path, file.sha256)
 
 
@@ -243,7 +247,8 @@ def _begin(folder: Path, source: Source, digests: Digests) -> None:
                 source.put_tokenizer(staging, manifest)
                 return manifest
 
-            manifests.commit(folder, staging, change)
+            manifest = manifests.commit(folder, staging, change)
+        _note(folder, digests, [], manifest.tokenizer)
 
 
 def _graph_reasons(

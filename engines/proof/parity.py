@@ -113,13 +113,13 @@ class Parity:
 
     lines: list[Line]
     graphs: dict[str, str]
-    made_from: dict[str, keys.Ingredients] = field(default_factory=dict)
-    asked: dict[str, list[str]] = field(default_factory=dict)
     islands: list[dict[str, Any]] = field(default_factory=list)
     drift: dict[str, list[float]] = field(default_factory=dict)
     taps: list[dict[str, Any]] = field(default_factory=list)
     self_test: list[dict[str, Any]] = field(default_factory=list)
     ablation: list[dict[str, Any]] = field(default_factory=list)
+    made_from: dict[str, keys.Ingredients] = field(default_factory=dict)
+    asked: dict[str, list[str]] = field(default_factory=dict)
 
     def failures(self) -> list[Line]:
         """Lines whose gate does not hold."""
