@@ -38,7 +38,7 @@ def rows(grammar_artifacts: Path) -> dict[tuple[str, str], Quality]:
     manifest = manifests.load(grammar_artifacts)
     config = manifest.config
     request = SampleRequest(
-        d_model=config.d_model, length=config.n_positions, samples=64, batch_size=64, steps=32,
+        d_model=config.d_model, length=config.n_positions, samples=32, batch_size=32, steps=32,
         solver="ddpm", seed=5, schedule=TangentSchedule(config.tangent_d, config.t_min),
     )  # fmt: skip
     judge = load_judge(ROOT / "examples" / "grammar" / "judge.py")
@@ -65,16 +65,16 @@ def test_trained_weights_pass_every_gate(grammar_artifacts: Path) -> None:
     """Trained activations, the sampler's drift among them."""
     manifest = manifests.load(grammar_artifacts)
     model = LDLM.from_checkpoint(CHECKPOINT)
-    parity = verify(grammar_artifacts, manifest, model, PRECISIONS, extra=Extra(sampler_steps=64))
+    parity = verify(grammar_artifacts, manifest, model, PRECISIONS, extra=Extra(sampler_steps=32))
     parity.require_passed()
 
 
 def test_most_texts_are_sentences(rows: dict[tuple[str, str], Quality]) -> None:
-    """64 texts: what a model of the card's quality falls below once in thousands of runs."""
+    """32 texts: what a model of the card's quality falls below once in thousands of runs."""
     row = rows["torch", "fp32"]
     assert row.accepted.value > 0.7
     assert row.unseen.value > 0.5
-    assert row.distinct >= 60
+    assert row.distinct >= 29
     assert 5 < row.mean_words < 9
 
 
