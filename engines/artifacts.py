@@ -172,7 +172,7 @@ def _replace(
         {"weights": source.digest, "config": keys.text_digest(source.config.to_json())},
     )
     progress(f"in place of the artifacts of another checkpoint, {old.name}")
-    model = _load(source, progress)
+    model = _load(source, digests, progress)
     manifest = source.fresh()
     with files.staging_folder(folder) as staging:
         source.put_tokenizer(staging, manifest)
@@ -206,7 +206,7 @@ def _update(
             decisions.append(Decision(str(item), reasons))
             if not reasons:
                 continue
-            model = model or _load(source, progress)
+            model = model or _load(source, digests, progress)
             progress(str(item))
             with files.staging_folder(folder) as staging:
                 entries = _export(model, item, staging)
@@ -267,7 +267,7 @@ def _graph_reasons(
     return ()
 
 
-def _load(source: Source, progress: Progress) -> LDLM:
+def _load(source: Source, digests: Digests, progress: Progress) -> LDLM:
     """The model, if its file is still the one that was looked at.
 
     Raises:
@@ -277,7 +277,7 @@ def _load(source: Source, progress: Progress) -> LDLM:
 
     progress("checkpoint")
     model = LDLM.from_checkpoint(source.folder)
-    found = files.sha256(source.folder / checkpoints.WEIGHTS)
+    found = digests.of(source.folder / checkpoints.WEIGHTS)
     if found != source.digest:
         raise CheckpointError(
             f"{source.folder} was replaced during the export",

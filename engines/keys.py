@@ -199,12 +199,12 @@ def _code(module: str) -> Code:
             if isinstance(body, list) and body and _is_docstring(body[0]):
                 body.pop(0)
         memory[key] = [text_digest(ast.dump(tree)), names]
-        _forgotten.append(key)
+        _unsaved.append(key)
     digest, names = memory[key]
     return Code(digest, tuple((module, name) for module, name in names))
 
 
-_forgotten: list[str] = []  # analysed in this process and not yet on disk
+_unsaved: list[str] = []  # analysed in this process and not yet on disk
 
 
 def _memory_path() -> Path:
@@ -216,17 +216,22 @@ def _memory_path() -> Path:
 @cache
 def _memory() -> dict[str, Any]:
     """Analyses by the hash of the text, so that they cannot be out of date."""
+    return _remembered(_memory_path())
+
+
+def _remembered(path: Path) -> dict[str, Any]:
+    """The JSON object that an earlier process left; empty where there is nothing usable."""
     try:
-        known = json.loads(_memory_path().read_bytes())
-    except (OSError, ValueError):
-        known = {}
+        known = json.loads(files.read_if_possible(path))
+    except ValueError:
+        return {}
     return known if isinstance(known, dict) else {}
 
 
 def _remember() -> None:
     """Keep new analyses; where that cannot be, the next process does them again."""
-    if _forgotten:
-        _forgotten.clear()
+    if _unsaved:
+        _unsaved.clear()
         files.write_if_possible(_memory_path(), json.dumps(_memory()).encode())
 
 
@@ -281,14 +286,8 @@ class Digests:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / self.NAME
-        self._known: dict[str, list[Any]] = {}
+        self._known: dict[str, list[Any]] = _remembered(self._path)
         self._changed = False
-        try:
-            known = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
-            known = {}
-        if isinstance(known, dict):
-            self._known = known
 
     def of(self, path: Path) -> str:
         """The sha256 of a file that is there."""

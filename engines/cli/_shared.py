@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +27,13 @@ from rich.text import Text
 from engines import manifest as manifests
 from engines.keys import Decision
 from ldlm.errors import ConfigError
+
+# What most commands take.
+ArtifactsFolder = Annotated[Path, typer.Argument(help="Artifacts folder.")]
+CheckpointFolder = Annotated[Path, typer.Argument(help="Checkpoint folder.")]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="Artifacts folder; default artifacts/<name>.")
+]
 
 EXPLAIN = "Say of every file whether it was made, and why."
 

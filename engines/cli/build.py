@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from engines import manifest as manifests
 from engines.cli._shared import (
     EXPLAIN,
+    ArtifactsFolder,
     decisions_table,
     measured,
     names,
@@ -28,7 +28,7 @@ from ldlm.errors import ConfigError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    folder: ArtifactsFolder,
     precision: Annotated[
         str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
     ] = None,

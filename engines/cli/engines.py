@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engines.cli import build, export, verify
-from engines.cli._shared import EXPLAIN, default_artifacts
+from engines.cli._shared import EXPLAIN, CheckpointFolder, OutFolder, default_artifacts
 from engines.compile.targets import RTX
 from engines.proof.parity import NOTHING_MORE
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Artifacts folder; default artifacts/<name>.")
-    ] = None,
+    checkpoint: CheckpointFolder,
+    folder: OutFolder = None,
     precision: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "fp32,fp16",
     target: Annotated[str, typer.Option(help="rtx or trt; see ldlm build.")] = RTX,
     sm: Annotated[str, typer.Option(help="Compute capabilities; see ldlm build.")] = "all",

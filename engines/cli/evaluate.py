@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import measured, names, out, precisions, steps
+from engines.cli._shared import ArtifactsFolder, measured, names, out, precisions, steps
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    folder: ArtifactsFolder,
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
     judge: Annotated[
         Path, typer.Option(help="Python file with accepts(text) and seen(); it is executed.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engines.cli._shared import (
     EXPLAIN,
+    CheckpointFolder,
+    OutFolder,
     decisions_table,
     default_artifacts,
     measured,
@@ -21,10 +22,8 @@ from engines.cli._shared import (
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Artifacts folder; default artifacts/<name>.")
-    ] = None,
+    checkpoint: CheckpointFolder,
+    folder: OutFolder = None,
     precision: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "fp32,fp16",
     without_island: Annotated[
         list[str] | None,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from engines.cli._shared import out, say
+from engines.cli._shared import ArtifactsFolder, out, say
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    folder: ArtifactsFolder,
     precision: Annotated[
         str | None, typer.Option(help="In place of leftovers: the graphs and engines of this one.")
     ] = None,

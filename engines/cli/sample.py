@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import err, out, steps
+from engines.cli._shared import ArtifactsFolder, err, out, steps
 from ldlm.errors import ConfigError, SamplerError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    folder: ArtifactsFolder,
     runtime: Annotated[
         str, typer.Option(help="ort, torch (the reference), evaluator, rtx or trt (the engines).")
     ] = "ort",

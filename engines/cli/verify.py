@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from engines import manifest as manifests
-from engines.cli._shared import err, measured, out, precisions, spinner
+from engines.cli._shared import ArtifactsFolder, err, measured, out, precisions, spinner
 from engines.keys import Digests
 from engines.proof.parity import Extra, Parity, read, reasons
 from engines.runtime.libraries import LIBRARIES
@@ -17,7 +17,7 @@ from ldlm.errors import ConfigError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Artifacts folder.")],
+    folder: ArtifactsFolder,
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
     precision: Annotated[
         str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")

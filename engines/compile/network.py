@@ -45,8 +45,13 @@ class BuiltEngine:
     seconds: float
 
 
-def make_logger(trt: Any) -> Any:
-    """A logger that keeps warnings and errors for our own messages."""
+def make_logger(trt: Any, warn: Callable[[str], None] = lambda _: None) -> Any:
+    """A logger that keeps warnings and errors for our own messages.
+
+    Args:
+        trt: the library's module.
+        warn: told every warning as it comes.
+    """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -59,6 +64,7 @@ def make_logger(trt: Any) -> Any:
                 self.errors.append(message)
             elif severity == trt.ILogger.Severity.WARNING:
                 self.warnings.append(message)
+                warn(message)
             log.debug("%s", message)
 
     return Logger()
@@ -92,6 +98,16 @@ def make_monitor(trt: Any, progress: Progress | None) -> Any:
             self.steps.pop(phase, None)
 
     return Monitor()
+
+
+def builder_settings(library: str, trt: Any) -> dict[str, str]:
+    """What the manifest notes of a library and of the settings that both builds share."""
+    return {
+        "library": library,
+        "version": str(trt.__version__),
+        "tf32": "off",
+        "attention": "decomposable in float32",
+    }
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from engines.compile.network import (
     BuiltEngine,
     Progress,
     allow_float32_attention,
+    builder_settings,
     make_logger,
     make_monitor,
     parse,
@@ -27,16 +28,6 @@ from export.stages import AxisRange, StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import EngineBuildError
-
-
-def builder_settings(trt: Any) -> dict[str, str]:
-    """What the manifest notes of the library and its settings."""
-    return {
-        "library": "tensorrt",
-        "version": str(trt.__version__),
-        "tf32": "off",
-        "attention": "decomposable in float32",
-    }
 
 
 def build_engine_here(
@@ -81,7 +72,8 @@ def build_engine_here(
     timings = settings.get_timing_cache()
     if timings is not None:
         files.write_if_possible(path_of_cache, bytes(timings.serialize()))
-    return BuiltEngine(plan, (device.sm,), {}, builder_settings(trt), time.perf_counter() - started)
+    made_with = builder_settings("tensorrt", trt)
+    return BuiltEngine(plan, (device.sm,), {}, made_with, time.perf_counter() - started)
 
 
 def _use_timing_cache(settings: Any, path: Path) -> None:

@@ -20,6 +20,7 @@ from engines.compile.network import (
     BuiltEngine,
     Progress,
     allow_float32_attention,
+    builder_settings,
     layers,
     make_logger,
     make_monitor,
@@ -41,12 +42,7 @@ from polygraphy.backend.trt import Profile, engine_bytes_from_network  # noqa: E
 from polygraphy.exception import PolygraphyException  # noqa: E402
 from polygraphy.logger import G_LOGGER  # noqa: E402
 
-BUILDER = {
-    "library": "tensorrt-rtx",
-    "version": trt.__version__,
-    "tf32": "off",
-    "attention": "decomposable in float32",
-}
+BUILDER = builder_settings("tensorrt-rtx", trt)
 
 
 def build_engine(

@@ -24,7 +24,7 @@ from engines.proof.gates import (
 )
 from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Line
-from engines.proof.stage import ALL, Case, Subject, autocast_outputs, pooled
+from engines.proof.stage import ALL, Case, Subject, autocast_outputs, other_choice, pooled
 from engines.runtime.torch_stage import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
@@ -88,7 +88,5 @@ def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Ite
         yield subject.line("engine", ALL, pooled(outputs, subject.expected), limit)
         return
     for case, chosen in outputs.items():
-        logits = subject.expected[case]
-        got = np.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
-        wrong = ~(logits.max(axis=-1) - got <= tie)
+        wrong = other_choice(subject.expected[case], chosen, tie)
         yield subject.line("engine", case, float(wrong.mean()), 0.0)

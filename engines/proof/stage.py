@@ -194,9 +194,15 @@ def _log_softmax(x: Array) -> Array:
 def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float) -> Line:
     """Share of ids that are not the logits' argmax, or differ from PyTorch's by no near-tie."""
     reference = subject.expected[case]
-    chosen = np.take_along_axis(reference, ids[..., None], axis=-1)[..., 0]
-    wrong = (ids != logits.argmax(axis=-1)) | ~(reference.max(axis=-1) - chosen <= tie)
+    wrong = (ids != logits.argmax(axis=-1)) | other_choice(reference, ids, tie)
     return subject.line("tokens", case, float(wrong.mean()), 0.0)
+
+
+def other_choice(reference: Array, ids: Array, tie: float) -> NDArray[np.bool_]:
+    """Where ids [B, T] are not what logits [B, T, vocab] choose, near-ties apart."""
+    chosen = np.take_along_axis(reference, ids[..., None], axis=-1)[..., 0]
+    different: NDArray[np.bool_] = ~(reference.max(axis=-1) - chosen <= tie)
+    return different
 
 
 def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Line]:

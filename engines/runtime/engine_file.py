@@ -41,6 +41,7 @@ def checked_engine(
             another graph; or the file is missing, cut or changed.
     """
     target = target_of(library, sm)
+    build = f"ldlm build {folder} --precision {precision} --target {library}"
     entry = manifest.engine(precision, stage, target)
     if entry is None:
         built = sorted({f"{e.precision} {e.target}" for e in manifest.engines if e.stage == stage})
@@ -49,7 +50,7 @@ def checked_engine(
             stage=stage,
             expected=f"{precision} {target}",
             got=", ".join(built) or "no engine of this stage",
-            remedy=f"ldlm build {folder} --precision {precision} --target {library}",
+            remedy=build,
         )
     if sm not in entry.sms:
         raise ArtifactError(
@@ -72,7 +73,7 @@ def checked_engine(
         raise ArtifactError(
             "the engine was made from another graph than the one beside it",
             stage=stage,
-            remedy=f"ldlm build {folder} --precision {precision} --target {library}",
+            remedy=build,
         )
     return entry, read(entry.engine, folder)
 

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from engines.compile.network import make_logger
 from engines.runtime.cuda import Cuda, Device
 from engines.runtime.libraries import LIBRARIES, load_library
 from ldlm import files
@@ -59,7 +60,7 @@ class TrtRuntime:
         self.device: Device = Cuda() if device is None else device
         self.stream = self.device.stream()
         self.scratch = Scratch(self.device)
-        self._messages = _logger(self.trt)
+        self._messages = make_logger(self.trt, log.warning)
         self._runtime = self.trt.Runtime(self._messages)
 
     @property
@@ -106,23 +107,6 @@ class TrtRuntime:
         if cache is not None:
             cache.attach(settings)
         return settings
-
-
-def _logger(trt: Any) -> Any:
-    class Messages(trt.ILogger):  # type: ignore[misc]
-        """Keeps errors for our own messages; warnings go to Python's log."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.Severity.ERROR:
-                self.errors.append(message)
-            elif severity == trt.ILogger.Severity.WARNING:
-                log.warning("%s", message)
-
-    return Messages()
 
 
 def cache_file(what: str, version: str, device: Device) -> Path:
