@@ -16,8 +16,19 @@ from torch import Tensor, nn
 
 from export import checks, precision
 from export.passes.argmax_tail import argmax_tail
+from export.passes.solver_update import solver_update
+from export.passes.split_conditioning import conditioning_graph, step_graph
 from export.passes.strip_metadata import strip_metadata
-from export.stages import DYNAMIC, STAGES, StageSpec, compared, example_sizes, graph_ranges, stage
+from export.stages import (
+    DYNAMIC,
+    STAGES,
+    TABLE_STEPS,
+    StageSpec,
+    compared,
+    example_sizes,
+    graph_ranges,
+    stage,
+)
 from ldlm import files
 from ldlm.errors import ExportError
 
@@ -76,8 +87,9 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
         data = f"{weights}.onnx.data"
         path = staging / f"{traced.name}.onnx"
         _save(trace(module, traced, model.config), path, data)
-        for spec in specs[:-1]:
-            _derive(path, staging / f"{spec.name}.onnx", spec)
+        for spec in specs:
+            if spec.role != "plain":
+                _derive(path, staging / f"{spec.name}.onnx", spec)
         evidence = [
             checks.check_graph(staging / f"{s.name}.onnx", s, model.config, module, rules, OPSET)
             for s in specs
@@ -123,7 +135,7 @@ def trace(
     ranges = graph_ranges(config)
     dims = {axis: torch.export.Dim(axis, min=r.min, max=r.max) for axis, r in ranges.items()}
     dynamic_shapes = tuple(
-        {i: dims[axis] for i, axis in enumerate(tensor.axes) if axis in DYNAMIC}
+        {i: dims[str(axis)] for i, axis in enumerate(tensor.axes) if axis in DYNAMIC}
         for tensor in spec.inputs
     )
     try:
@@ -170,8 +182,16 @@ def _save(model: ir.Model, path: Path, data: str) -> None:
 
 
 def _derive(source: Path, target: Path, spec: StageSpec) -> None:
-    """Write the graph with the token ids' end, over the same external data."""
+    """Write a graph that passes make of the plain one, over the same external data."""
     model = ir.load(source)
-    argmax_tail(model, spec.outputs[0].name)
+    names = [tensor.name for tensor in (*spec.inputs, *spec.outputs)]
+    if spec.name == "token_decoder":
+        argmax_tail(model, spec.outputs[0].name)
+    elif spec.name == "conditioning":
+        conditioning_graph(model, *names, steps=TABLE_STEPS)
+    elif spec.name == "denoiser_step":
+        x, _, _, modulations, coefficients, noise, x_next, _ = names
+        step_graph(model, "t", modulations, TABLE_STEPS)
+        solver_update(model, (x, coefficients, noise, x_next), TABLE_STEPS)
     with files.disk_errors(target):
         ir.save(model, target)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from ldlm.model import LDLM
 
 BATCH, LENGTH, WIDTH, VOCAB = "batch", "length", "d_model", "vocab_size"
+ROWS = "modulation_rows"
 DYNAMIC = (BATCH, LENGTH)
+
+# Steps whose conditioning is one table: a loop of any length runs through tables of this size.
+TABLE_STEPS = 64
 
 MAX_BATCH = 64  # in the graph; engine profiles go to 8 unless asked (float32 logits: 13 GB at 64)
 
@@ -53,12 +57,15 @@ class TensorSpec:
     """A stage's input or output: its name in `forward`, in ONNX and in the engine alike."""
 
     name: str
-    axes: tuple[str, ...]
+    axes: tuple[str | int, ...]
     dtype: str = "float32"
 
     def shape(self, config: LDLMConfig, dynamic: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Sizes of the axes: dynamic ones from the mapping, the others from the config."""
-        return tuple(dynamic[a] if a in DYNAMIC else getattr(config, a) for a in self.axes)
+        """Sizes of the axes: dynamic ones from the mapping, named ones from the config."""
+        return tuple(
+            a if isinstance(a, int) else dynamic[a] if a in DYNAMIC else getattr(config, a)
+            for a in self.axes
+        )
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,11 @@ class StageSpec:
     Attributes:
         name: of the stage and of its file.
         summary: what it computes, for tables.
-        inputs, outputs: its tensors, in order.
+        inputs, outputs: its tensors, in order; the first output is what is compared.
         weights: the stage whose weights file it uses.
         module: the module of ldlm that defines it.
+        role: "plain": traced from the model, and compared equation by equation. The others are
+            derived from its graph: "ids" has another end, "loop" is what a sampler's loop calls.
         capped: the config field that counts its capped attentions, if it has any.
     """
 
@@ -80,6 +89,7 @@ class StageSpec:
     outputs: tuple[TensorSpec, ...]
     weights: str
     module: str
+    role: str = "plain"
     capped: str | None = None
 
     def build(self, model: LDLM) -> nn.Module:
@@ -95,6 +105,8 @@ class StageSpec:
             "token_decoder": GreedyTokens(model.token_decoder),
             "token_decoder_logits": model.token_decoder,
         }
+        if self.name not in modules:
+            raise ConfigError("a stage without a module of its own", got=self.name)
         return modules[self.name]
 
     def capped_attentions(self, config: LDLMConfig) -> int:
@@ -106,8 +118,33 @@ _STATE = (BATCH, LENGTH, WIDTH)
 
 STAGES: tuple[StageSpec, ...] = (
     StageSpec(
+        name="conditioning",
+        summary="what depends on the times alone, once for 64 steps",
+        inputs=(TensorSpec("t", (TABLE_STEPS,)),),
+        outputs=(TensorSpec("modulations", (TABLE_STEPS, ROWS, WIDTH)),),
+        weights="denoiser",
+        module="ldlm.denoiser",
+        role="loop",
+    ),
+    StageSpec(
+        name="denoiser_step",
+        summary="x_next and x0_hat from x: the denoiser and the solver's update",
+        inputs=(
+            TensorSpec("x", _STATE),
+            TensorSpec("x0_prev", _STATE),
+            TensorSpec("step", (1,), "int64"),
+            TensorSpec("modulations", (TABLE_STEPS, ROWS, WIDTH)),
+            TensorSpec("coefficients", (TABLE_STEPS, 3)),
+            TensorSpec("noise", _STATE),
+        ),
+        outputs=(TensorSpec("x_next", _STATE), TensorSpec("x0_hat", _STATE)),
+        weights="denoiser",
+        module="ldlm.denoiser",
+        role="loop",
+    ),
+    StageSpec(
         name="denoiser",
-        summary="x0_hat from x_t, called at every step",
+        summary="x0_hat from x_t, t and x0_prev",
         inputs=(
             TensorSpec("x_t", _STATE),
             TensorSpec("t", (BATCH,)),
@@ -133,6 +170,7 @@ STAGES: tuple[StageSpec, ...] = (
         outputs=(TensorSpec("token_ids", (BATCH, LENGTH), "int64"),),
         weights="token_decoder",
         module="ldlm.token_decoder",
+        role="ids",
     ),
     StageSpec(
         name="token_decoder_logits",
@@ -149,8 +187,8 @@ DEPLOYED: tuple[str, ...] = tuple(dict.fromkeys(spec.weights for spec in STAGES)
 
 
 def compared(weights: str) -> StageSpec:
-    """Of the stages that share these weights, the one whose output is compared: logits, not ids."""
-    return [spec for spec in STAGES if spec.weights == weights][-1]
+    """Of the stages that share these weights, the plain one."""
+    return next(spec for spec in STAGES if spec.weights == weights and spec.role == "plain")
 
 
 def stage(name: str) -> StageSpec:

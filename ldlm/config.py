@@ -77,6 +77,11 @@ class LDLMConfig:
         return self.d_model // self.n_heads
 
     @property
+    def modulation_rows(self) -> int:
+        """Vectors of d_model that a denoiser call needs of its time (74 in `base`)."""
+        return 6 * self.denoiser_blocks + 2
+
+    @property
     def d_mlp(self) -> int:
         """Hidden features of every MLP (3072 in `base`)."""
         return self.d_model * self.mlp_ratio

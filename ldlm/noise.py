@@ -32,9 +32,14 @@ class NoiseStream:
         ]
         self._shape = shape
 
-    def draw(self) -> Float32s:
-        """The next standard normals, [B, T, d] float32."""
-        batch = np.empty((len(self._generators), *self._shape), np.float32)
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, T, d) of every draw."""
+        return (len(self._generators), *self._shape)
+
+    def draw(self, out: Float32s | None = None) -> Float32s:
+        """The next standard normals, [B, T, d] float32; into `out`, where it is given."""
+        batch = np.empty(self.shape, np.float32) if out is None else out
         for sample, generator in zip(batch, self._generators, strict=True):
             generator.standard_normal(dtype=np.float32, out=sample)
         return batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +14,14 @@ from numpy.typing import NDArray
 from ldlm.errors import SamplerError
 from ldlm.noise import Float32s, NoiseStream
 from ldlm.schedule import TangentSchedule, checked_grid
-from ldlm.solvers import step_table
+from ldlm.solvers import StepTable, step_table
 
 Stage = Callable[..., Any]
+Tick = Callable[[], None]
+# All steps of a batch: its noise in, latents z [B, T, d] out. `Tick` is called after every step.
+Run = Callable[[NoiseStream, Tick], Any]
+# What a runtime prepares for a table of steps, once for all batches.
+Loop = Callable[[StepTable], Run]
 
 
 @dataclass(frozen=True)
@@ -22,16 +29,19 @@ class Stages:
     """The three stages as plain callables; arrays in, array out, of one array type with + and *.
 
     Attributes:
-        denoiser: (x_t [B,T,d], t [B], x0_prev [B,T,d]) -> x0_hat [B,T,d].
+        denoiser: (x_t [B,T,d], t [B], x0_prev [B,T,d]) -> x0_hat [B,T,d]. None where the runtime
+            has a loop of its own.
         latent_decoder: z [B,T,d] -> h_hat [B,T,d].
         token_decoder: h_hat [B,T,d] -> token ids [B,T].
         to_array: turns a NumPy array into the stages' array type.
+        loop: a runtime's own way through the steps; None calls the denoiser step by step.
     """
 
-    denoiser: Stage
+    denoiser: Stage | None
     latent_decoder: Stage
     token_decoder: Stage
     to_array: Callable[[Float32s], Any] = lambda array: array
+    loop: Loop | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +86,7 @@ def sample(
     """Sample token ids [samples, T].
 
     Every step evaluates A x + B x0_hat + C eps in this order in float32, so that all runtimes
-    round alike.
+    and loops round alike.
 
     Args:
         stages: the three stages.
@@ -93,20 +103,32 @@ def sample(
         range(first, min(first + request.batch_size, request.samples))
         for first in range(0, request.samples, request.batch_size)
     ]
-    done, total = 0, len(table) * len(batches)
+    done, total = itertools.count(1), len(table) * len(batches)
+
+    def tick() -> None:
+        if progress is not None:
+            progress(next(done), total)
+
+    run = functools.partial(_steps, stages, table) if stages.loop is None else stages.loop(table)
     tokens = []
     for indices in batches:
         noise = NoiseStream(request.seed, indices, (request.length, request.d_model))
-        x = stages.to_array(noise.draw())
-        x0_hat = stages.to_array(np.zeros((len(indices), request.length, request.d_model), "f4"))
-        for t, A, B, C in zip(table.t, table.A, table.B, table.C, strict=True):
-            x0_hat = stages.denoiser(x, stages.to_array(np.full(len(indices), t)), x0_hat)
-            # Python floats: they hold the float32 values exactly and promote no array type.
-            mean = float(A) * x + float(B) * x0_hat
-            x = mean + float(C) * stages.to_array(noise.draw()) if C else mean
-            done += 1
-            if progress is not None:
-                progress(done, total)
-        ids = stages.token_decoder(stages.latent_decoder(x))
+        ids = stages.token_decoder(stages.latent_decoder(run(noise, tick)))
         tokens.append(np.asarray(ids, np.int64))
     return np.concatenate(tokens)
+
+
+def _steps(stages: Stages, table: StepTable, noise: NoiseStream, tick: Tick) -> Any:
+    """The loop as it is written down: one denoiser call and one update per step."""
+    if stages.denoiser is None:
+        raise SamplerError("these stages have neither a denoiser nor a loop")
+    x = stages.to_array(noise.draw())
+    x0_hat = stages.to_array(np.zeros(noise.shape, np.float32))
+    for t, A, B, C in zip(table.t, table.A, table.B, table.C, strict=True):
+        times = stages.to_array(np.full(len(x), t))
+        x0_hat = stages.denoiser(x, times, x0_hat)
+        # Python floats: they hold the float32 values exactly and promote no array type.
+        mean = float(A) * x + float(B) * x0_hat
+        x = mean + float(C) * stages.to_array(noise.draw()) if C else mean
+        tick()
+    return x

@@ -92,6 +92,11 @@ class OrtStage:
         """
         return self.run(self._outputs, *inputs)[0]
 
+    @property
+    def session(self) -> ort.InferenceSession:
+        """The session, for a caller that binds buffers of its own."""
+        return self._session
+
     def run(self, names: Sequence[str], *inputs: Array) -> list[Array]:
         """The named outputs of the graph, which may have more than the spec's.
 

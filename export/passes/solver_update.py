@@ -1,0 +1,44 @@
+"""Let the denoiser's step end in the solver's update."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+FLOAT = ir.DataType.FLOAT
+
+
+def solver_update(model: ir.Model, names: tuple[str, str, str, str], steps: int) -> int:
+    """Append x_next = A x + B x0_hat + C eps, float32, in this order.
+
+    A, B and C are row `step` of a table [steps, 3].
+
+    Args:
+        model: a step's graph, its first input the state, its one output x0_hat.
+        names: the state's new name, the table's, the noise's and the result's.
+        steps: rows of the table.
+
+    Returns:
+        1, the updates appended.
+    """
+    graph = model.graph
+    state, coefficients, noise, result = names
+    x, x0_hat = graph.inputs[0], graph.outputs[0]
+    x.name = state
+    number = next(value for value in graph.inputs if value.name == "step")
+    table = ir.Value(name=coefficients, shape=ir.Shape([steps, 3]), type=ir.TensorType(FLOAT))
+    eps = ir.Value(name=noise, shape=x.shape, type=ir.TensorType(FLOAT))
+    graph.inputs.extend([table, eps])
+
+    tape = Tape()
+    row = tape.op("Gather", [table, number], {"axis": 0})
+    A, B, C = tape.op_multi_out("Split", [row], {"axis": 1, "num_outputs": 3}, num_outputs=3)
+    mean = tape.op("Add", [tape.op("Mul", [A, x]), tape.op("Mul", [B, x0_hat])])
+    x_next = tape.op("Add", [mean, tape.op("Mul", [C, eps])])
+    for node in tape.nodes:
+        for value in node.outputs:
+            value.dtype = FLOAT
+        graph.append(node)
+    x_next.name, x_next.shape = result, x.shape
+    graph.outputs.insert(0, x_next)
+    return 1

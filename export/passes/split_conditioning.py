@@ -1,0 +1,220 @@
+"""Split a denoiser's graph in two: what depends on the time alone, and the rest.
+
+Within a sampler's loop all samples share one time. What depends on it alone is computed for many
+steps at once (`conditioning_graph`), and the graph of one step (`step_graph`) looks its rows up.
+There the modulated norm, gamma LN(x) (1 + scale) + shift, is a LayerNormalization whose gain and
+bias are rows: gamma goes into the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
+
+from ldlm.errors import GraphCheckError
+
+FLOAT = ir.DataType.FLOAT
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value that depends on the time alone and is used by what does not.
+
+    Attributes:
+        value: [batch, 1, d].
+        norm: the norm whose gain it is, with the product and the sum that follow, if it is one.
+    """
+
+    value: ir.Value
+    norm: tuple[ir.Node, ir.Node, ir.Node] | None = None
+
+    @property
+    def gain(self) -> ir.Value | None:
+        """gamma of the norm."""
+        return None if self.norm is None else self.norm[0].inputs[1]
+
+
+def conditioning_graph(model: ir.Model, time: str, output: str, steps: int) -> int:
+    """Keep what depends on `time`, for `steps` times: [steps, rows, d], float32.
+
+    Args:
+        model: the denoiser's graph, changed in place.
+        time: its input of times.
+        output: the new name of the one output.
+        steps: how many times the graph will take.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        GraphCheckError: the graph does not split.
+    """
+    rows = rows_of(model.graph, time)
+    tape = Tape()
+    parts = [_scaled(tape, row) for row in rows]
+    stacked = tape.op("Concat", parts, {"axis": 1})
+    stacked.name, stacked.dtype = output, FLOAT
+    width = _width(rows[0].value)
+    for node in tape.nodes:
+        model.graph.append(node)
+    model.graph.outputs[:] = [stacked]
+    RemoveUnusedNodesPass()(model)
+    for value in [v for v in model.graph.inputs if str(v.name) != time]:
+        model.graph.inputs.remove(value)
+    for value in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)):
+        _fix_batch(value, steps)
+    stacked.shape = ir.Shape([steps, len(rows), width])
+    return len(rows)
+
+
+def step_graph(model: ir.Model, time: str, table: str, steps: int) -> int:
+    """Read what depends on the time from row `step` of a table [steps, rows, d].
+
+    Args:
+        model: the denoiser's graph, changed in place; `time` is replaced by the inputs "step" [1]
+            int64 and `table`.
+        time, table: names of the inputs.
+        steps: rows in the table.
+
+    Returns:
+        How many norms took their gain and bias from the table.
+
+    Raises:
+        GraphCheckError: the graph does not split.
+    """
+    graph = model.graph
+    rows = rows_of(graph, time)
+    width = _width(rows[0].value)
+    number = ir.Value(name="step", shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
+    values = ir.Value(
+        name=table, shape=ir.Shape([steps, len(rows), width]), type=ir.TensorType(FLOAT)
+    )
+    tape = Tape()
+    row = tape.op("Gather", [values, number], {"axis": 0})
+    flat = tape.op("Reshape", [row, tape.initializer(ir.tensor([-1], name="flat_shape"))])
+    found = tape.op_multi_out("Split", [flat], {"num_outputs": len(rows)}, num_outputs=len(rows))
+    for item in (row, flat, *found):
+        item.dtype = FLOAT
+    row.shape, flat.shape = ir.Shape([1, len(rows), width]), ir.Shape([len(rows) * width])
+    fired = 0
+    for old, new in zip(rows, found, strict=True):
+        new.shape = ir.Shape([width])
+        if old.norm is not None:
+            fired += 1
+            continue
+        if old.value.dtype != FLOAT:
+            new = tape.op("Cast", [new], {"to": int(old.value.dtype or FLOAT)})
+            new.dtype, new.shape = old.value.dtype, ir.Shape([width])
+        old.value.replace_all_uses_with(new)
+    _give_norms(graph, rows, found)
+    for value in tape.initializers:
+        graph.register_initializer(value)
+    graph.insert_before(graph[0], tape.nodes)
+    place = next(i for i, value in enumerate(graph.inputs) if str(value.name) == time)
+    RemoveUnusedNodesPass()(model)
+    del graph.inputs[place]
+    graph.inputs.extend([number, values])
+    return fired
+
+
+def rows_of(graph: ir.Graph, time: str) -> list[Row]:
+    """What of the time the rest of a graph uses, in the order of its first use.
+
+    Raises:
+        GraphCheckError: something of another shape than one vector per sample.
+    """
+    early = _closure(graph, {v for v in graph.inputs if str(v.name) == time})
+    late = _closure(graph, {v for v in graph.inputs if str(v.name) != time})
+    found: dict[ir.Value, None] = {}
+    for node in graph:
+        if any(output in late for output in node.outputs):
+            found.update(dict.fromkeys(v for v in node.inputs if v in early and v not in late))
+    for value in found:
+        dims = [] if value.shape is None else list(value.shape)
+        if len(dims) != 3 or dims[1] != 1:
+            raise GraphCheckError(
+                "what depends on the time is not one vector per sample",
+                tensor=value.name,
+                expected="[batch, 1, d]",
+                got=str(value.shape),
+            )
+    if not found:
+        raise GraphCheckError("nothing of the graph depends on the time", tensor=time)
+    return [Row(value, _norm(value, set(found))) for value in found]
+
+
+def _closure(graph: ir.Graph, values: set[ir.Value]) -> set[ir.Value]:
+    """All values that depend on any of these."""
+    reached = set(values)
+    for node in graph:
+        if any(value in reached for value in node.inputs):
+            reached.update(node.outputs)
+    return reached
+
+
+def _norm(value: ir.Value, rows: set[ir.Value]) -> tuple[ir.Node, ir.Node, ir.Node] | None:
+    """The float32 norm that a row scales, if another row is then added and nothing else reads it."""
+    if value.dtype != FLOAT or len(value.uses()) != 1:
+        return None
+    ((product, place),) = ((use.node, use.idx) for use in value.uses())
+    scaled = product.inputs[1 - place] if product.op_type == "Mul" else None
+    norm = None if scaled is None else scaled.producer()
+    if norm is None or norm.op_type != "LayerNormalization" or len(norm.inputs) != 2:
+        return None
+    users = [use.node for use in product.outputs[0].uses()]
+    if len(norm.outputs[0].uses()) != 1 or len(users) != 1 or users[0].op_type != "Add":
+        return None
+    shifts = [v for v in users[0].inputs if v in rows]
+    if len(shifts) != 1 or shifts[0] is None or len(shifts[0].uses()) != 1:
+        return None
+    return norm, product, users[0]
+
+
+def _scaled(tape: Tape, row: Row) -> ir.Value:
+    """The row as the table has it: float32, and gamma (1 + scale) where a norm reads it."""
+    value = row.value
+    if value.dtype != FLOAT:
+        value = tape.op("Cast", [value], {"to": int(FLOAT)})
+        value.dtype = FLOAT
+    if row.gain is not None:
+        value = tape.op("Mul", [row.gain, value])
+        value.dtype = FLOAT
+    return value
+
+
+def _give_norms(graph: ir.Graph, rows: list[Row], found: list[ir.Value]) -> None:
+    """LN(x) * row + row becomes one LayerNormalization."""
+    for row, gain in zip(rows, found, strict=True):
+        if row.norm is None:
+            continue
+        norm, product, total = row.norm
+        bias = next(v for v in total.inputs if v is not None and v is not product.outputs[0])
+        new = ir.Node(
+            "",
+            "LayerNormalization",
+            inputs=[norm.inputs[0], gain, bias],
+            attributes=list(norm.attributes.values()),
+            name=norm.name,
+        )
+        old = total.outputs[0]
+        new.outputs[0].name, new.outputs[0].dtype = str(norm.outputs[0].name), old.dtype
+        new.outputs[0].shape = old.shape
+        graph.insert_before(norm, new)
+        old.replace_all_uses_with(new.outputs[0])
+        for node in (total, product, norm):
+            graph.remove(node, safe=True)
+
+
+def _width(value: ir.Value) -> int:
+    size = None if value.shape is None else value.shape[-1]
+    if not isinstance(size, int):
+        raise GraphCheckError("the width of the time's vectors is not known", tensor=value.name)
+    return size
+
+
+def _fix_batch(value: ir.Value, steps: int) -> None:
+    if value.shape is not None:
+        value.shape = ir.Shape([d if isinstance(d, int) else steps for d in value.shape])
