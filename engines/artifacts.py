@@ -21,7 +21,7 @@ from engines.compile.target import Profiles, Target
 from engines.keys import Decision, Digests
 from engines.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
 from export.precision import policy
-from export.stages import DEPLOYED, STAGES, stage
+from export.stages import DEPLOYED, sharing, stage
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm import tokenizer as tokenizers
@@ -255,7 +255,7 @@ def _graph_reasons(
     manifest: Manifest, folder: Path, wanted: Wanted, digests: Digests
 ) -> tuple[str, ...]:
     """Why a graph must be exported; empty if what is there is what would come out."""
-    for spec in (spec for spec in STAGES if spec.weights == wanted.weights):
+    for spec in sharing(wanted.weights, wanted.precision):
         entry = manifest.find_graph(wanted.precision, spec.name)
         if entry is None:
             return ("not exported yet",)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from export.precision import is_experiment
-from export.stages import STAGES, AxisRange
+from export.stages import DEPLOYED, STAGES, AxisRange, sharing
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm.config import LDLMConfig
@@ -200,7 +200,11 @@ class Manifest:
             ArtifactError: nothing else was.
         """
         names = list(dict.fromkeys(entry.precision for entry in self.graphs))
-        whole = [n for n in names if all(self.find_graph(n, spec.name) for spec in STAGES)]
+        whole = [
+            name
+            for name in names
+            if all(self.find_graph(name, s.name) for w in DEPLOYED for s in sharing(w, name))
+        ]
         found = [name for name in whole if not is_experiment(name)]
         if not found:
             raise ArtifactError(

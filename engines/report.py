@@ -12,7 +12,7 @@ from engines.manifest import Manifest
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.parity import is_current, read
 from engines.proof.tables import number, share_of_limit
-from export.stages import DEPLOYED, STAGES
+from export.stages import DEPLOYED, sharing
 
 if TYPE_CHECKING:
     from ldlm.account import Line
@@ -111,7 +111,7 @@ def parity_summary(
     manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
 ) -> tuple[str, str, str]:
     """(worst error, its limit, verdict) of the parity lines that speak of the present graphs."""
-    stages = [spec.name for spec in STAGES if spec.weights == weights]
+    stages = [spec.name for spec in sharing(weights, precision)]
     keys = [f"{precision}/{name}" for name in stages]
     if parity is None or not is_current(manifest, parity["graphs"], keys):
         return "-", "-", "[yellow]not verified[/]"

@@ -18,6 +18,9 @@ from export.stages import DYNAMIC, StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import GraphCheckError
 
+# A node, which of its constants, the number expected and the one found.
+Constant = tuple[ir.Node, str, float, float | None]
+
 # Constants that are no parameters: axes, epsilons, shapes.
 SCALARS_ALLOWED = 4096
 
@@ -68,7 +71,7 @@ def check_graph(
     capped = _check_softcap(graph, spec, config, rules)
     _check_constants(graph, spec, config)
     data = _check_external_data(path, graph, spec)
-    size = _check_size(graph, spec, module)
+    size = _check_size(graph, spec, config, module)
     return Evidence(
         opset=opset,
         nodes=len(graph),
@@ -141,6 +144,8 @@ def _check_layer_norms(
     expected = sum(isinstance(child, BiaslessLayerNorm) for child in module.modules())
     if spec.name == "conditioning":  # the norms' gains, without the norms
         expected = 0
+    elif spec.role == "folded":  # r_0 is a constant, and with it the norm of the query's MLP
+        expected -= 1
     nodes = [node for node in graph if node.op_type == "LayerNormalization"]
     if len(nodes) != expected:
         raise GraphCheckError(
@@ -209,7 +214,7 @@ def _check_softcap(
 
 def _check_constants(graph: ir.Graph, spec: StageSpec, config: LDLMConfig) -> None:
     """Every eps and cap is the config's: a changed one can hide where no input comes near it."""
-    found: list[tuple[ir.Node, str, float, float | None]] = []
+    found: list[Constant] = []
     scale = config.softcap * config.d_head**0.5
     for node in graph:
         if node.op_type == "LayerNormalization":
@@ -217,13 +222,13 @@ def _check_constants(graph: ir.Graph, spec: StageSpec, config: LDLMConfig) -> No
             found.append((node, "epsilon", config.norm_eps, eps))
         if node.op_type in ("Clip", "Max"):
             found.append((node, "eps", config.norm_eps, _scalar(node.inputs[1])))
-        if node.op_type == "Tanh":
+        if node.op_type == "Tanh" and spec.role == "folded":  # the scale is in the queries' gain
+            found += _caps(node, config)
+        elif node.op_type == "Tanh":
             before = node.inputs[0].producer() if node.inputs[0] is not None else None
             divisor = None if before is None else _scalar(before.inputs[1])
             found.append((node, "cap * sqrt(d_head) before it", scale, divisor))
-            for after, index in node.outputs[0].uses():
-                factor = _scalar(after.inputs[1 - index])
-                found.append((node, "cap after it", config.softcap, factor))
+            found += _caps(node, config)
     for node, what, expected, got in found:
         # Half constants are rounded to 11 or 8 bits; what is looked for is another number.
         if got is None or abs(got - expected) > 0.01 * expected:
@@ -236,6 +241,13 @@ def _check_constants(graph: ir.Graph, spec: StageSpec, config: LDLMConfig) -> No
             )
 
 
+def _caps(tanh: ir.Node, config: LDLMConfig) -> list[Constant]:
+    """The factor of every product that reads a Tanh, which should be the cap."""
+    uses = tanh.outputs[0].uses()
+    factors = [_scalar(node.inputs[1 - index]) for node, index in uses]
+    return [(tanh, "cap after it", config.softcap, factor) for factor in factors]
+
+
 def _scalar(value: ir.Value | None) -> float | None:
     """The number that a value always is, if it is a constant of one element."""
     if value is None or value.const_value is None:
@@ -246,7 +258,7 @@ def _scalar(value: ir.Value | None) -> float | None:
 
 def _check_external_data(path: Path, graph: ir.Graph, spec: StageSpec) -> str:
     """All external tensors in the one file that the stage's weights belong to."""
-    expected = f"{spec.weights}.onnx.data"
+    expected = spec.data
     found = {
         str(value.const_value.location)
         for value in graph.initializers.values()
@@ -262,7 +274,7 @@ def _check_external_data(path: Path, graph: ir.Graph, spec: StageSpec) -> str:
     return expected
 
 
-def _check_size(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
+def _check_size(graph: ir.Graph, spec: StageSpec, config: LDLMConfig, module: nn.Module) -> int:
     """The file holds each parameter once and hardly anything else."""
     found: Counter[str] = Counter()
     for array in _constants(graph):
@@ -278,9 +290,13 @@ def _check_size(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
     for half in ("float16", "bfloat16"):
         foldable["float32"] += 2 * max(0, surplus.get(half, 0) + foldable[half])
     for dtype, difference in surplus.items():
-        # A graph of the loop has its share of the parameters.
-        least = -expected[dtype] if spec.role == "loop" else -foldable[dtype]
-        if not least <= difference <= SCALARS_ALLOWED:
+        # A graph of the loop has its share of the parameters. A folded one has, in place of the
+        # weights that make them, at most five tables of what depends on the position.
+        least = -foldable[dtype] if spec.role in ("plain", "ids") else -expected[dtype]
+        most = SCALARS_ALLOWED
+        if spec.role == "folded":
+            most += 5 * 4 * config.n_positions * config.d_model
+        if not least <= difference <= most:
             raise GraphCheckError(
                 "the file does not hold the stage's parameters once each",
                 stage=spec.name,

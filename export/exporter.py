@@ -16,17 +16,18 @@ from torch import Tensor, nn
 
 from export import checks, precision
 from export.passes.argmax_tail import argmax_tail
+from export.passes.fold import fold
 from export.passes.solver_update import solver_update
 from export.passes.split_conditioning import conditioning_graph, step_graph
 from export.passes.strip_metadata import strip_metadata
 from export.stages import (
     DYNAMIC,
-    STAGES,
     TABLE_STEPS,
     StageSpec,
     compared,
     example_sizes,
     graph_ranges,
+    sharing,
     stage,
 )
 from ldlm import files
@@ -77,19 +78,18 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
     """
     weights = stage(name).weights
     rules = precision.policy(precision_name)
-    specs = [spec for spec in STAGES if spec.weights == weights]
+    specs = sharing(weights, precision_name)
     traced = compared(weights)
     module = precision.apply(traced.build(model), weights, rules).eval()
     size = sum(tensor.nbytes for tensor in checks.tensors_of(module).values())
-    files.require_space(folder, size + (8 << 20))
+    files.require_space(folder, size * len({spec.data for spec in specs}) + (8 << 20))
 
     with files.staging_folder(folder) as staging:
-        data = f"{weights}.onnx.data"
         path = staging / f"{traced.name}.onnx"
-        _save(trace(module, traced, model.config), path, data)
+        _save(trace(module, traced, model.config), path, traced.data)
         for spec in specs:
-            if spec.role != "plain":
-                _derive(path, staging / f"{spec.name}.onnx", spec)
+            if spec is not traced:
+                _derive(path, staging / f"{spec.name}.onnx", spec, model.config)
         evidence = [
             checks.check_graph(staging / f"{s.name}.onnx", s, model.config, module, rules, OPSET)
             for s in specs
@@ -98,11 +98,12 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
         # stand beside another's weights.
         for spec in specs:
             (folder / f"{spec.name}.onnx").unlink(missing_ok=True)
-        files.publish(staging / data, folder / data)
+        for data in dict.fromkeys(spec.data for spec in specs):
+            files.publish(staging / data, folder / data)
         for spec in specs:
             files.publish(staging / f"{spec.name}.onnx", folder / f"{spec.name}.onnx")
     return [
-        ExportedGraph(spec, folder / f"{spec.name}.onnx", folder / data, found)
+        ExportedGraph(spec, folder / f"{spec.name}.onnx", folder / spec.data, found)
         for spec, found in zip(specs, evidence, strict=True)
     ]
 
@@ -176,22 +177,26 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _save(model: ir.Model, path: Path, data: str) -> None:
+def _save(model: ir.Model, path: Path, data: str | None) -> None:
     with files.disk_errors(path):
         ir.save(model, path, external_data=data)
 
 
-def _derive(source: Path, target: Path, spec: StageSpec) -> None:
-    """Write a graph that passes make of the plain one, over the same external data."""
+def _derive(source: Path, target: Path, spec: StageSpec, config: LDLMConfig) -> None:
+    """Write a graph that passes make of the plain one, over the same external data.
+
+    A folded one has data of its own.
+    """
     model = ir.load(source)
     names = [tensor.name for tensor in (*spec.inputs, *spec.outputs)]
     if spec.name == "token_decoder":
         argmax_tail(model, spec.outputs[0].name)
     elif spec.name == "conditioning":
-        conditioning_graph(model, *names, steps=TABLE_STEPS)
+        conditioning_graph(model, "t", spec.outputs[0].name, TABLE_STEPS)
     elif spec.name == "denoiser_step":
         x, _, _, modulations, coefficients, noise, x_next, _ = names
         step_graph(model, "t", modulations, TABLE_STEPS)
         solver_update(model, (x, coefficients, noise, x_next), TABLE_STEPS)
-    with files.disk_errors(target):
-        ir.save(model, target)
+    elif spec.role == "folded":
+        fold(model, config.n_positions)
+    _save(model, target, spec.data if spec.role == "folded" else None)

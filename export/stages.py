@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from export.precision import policy, product_dtype
 from ldlm.config import LDLMConfig
 from ldlm.errors import ConfigError, StageInputError
 
@@ -79,7 +80,8 @@ class StageSpec:
         weights: the stage whose weights file it uses.
         module: the module of ldlm that defines it.
         role: "plain": traced from the model, and compared equation by equation. The others are
-            derived from its graph: "ids" has another end, "loop" is what a sampler's loop calls.
+            derived from its graph: "ids" has another end, "loop" is what a sampler's loop calls,
+            "folded" is the same function with its constants folded, with weights of its own.
         capped: the config field that counts its capped attentions, if it has any.
     """
 
@@ -108,6 +110,11 @@ class StageSpec:
         if self.name not in modules:
             raise ConfigError("a stage without a module of its own", got=self.name)
         return modules[self.name]
+
+    @property
+    def data(self) -> str:
+        """Name of the external data file that its graph reads."""
+        return f"{self.name if self.role == 'folded' else self.weights}.onnx.data"
 
     def capped_attentions(self, config: LDLMConfig) -> int:
         """How many attentions of this stage cap their scores."""
@@ -164,6 +171,16 @@ STAGES: tuple[StageSpec, ...] = (
         capped="decoder_blocks",
     ),
     StageSpec(
+        name="latent_decoder_folded",
+        summary="hidden states from latents, constants folded; float32 alone",
+        inputs=(TensorSpec("z", _STATE),),
+        outputs=(TensorSpec("h_hat", _STATE),),
+        weights="latent_decoder",
+        module="ldlm.latent_decoder",
+        role="folded",
+        capped="decoder_blocks",
+    ),
+    StageSpec(
         name="token_decoder",
         summary="token ids from hidden states, deployed",
         inputs=(TensorSpec("h_hat", _STATE),),
@@ -182,8 +199,17 @@ STAGES: tuple[StageSpec, ...] = (
     ),
 )
 
-# What is exported in one piece, and what generation needs: one entry per weights file.
+# What is exported in one piece: one entry per weights file.
 DEPLOYED: tuple[str, ...] = tuple(dict.fromkeys(spec.weights for spec in STAGES))
+
+
+def sharing(weights: str, precision: str) -> list[StageSpec]:
+    """The stages that a precision has of these weights.
+
+    Nothing is folded into half weights: they would be rounded a second time.
+    """
+    folds = product_dtype(policy(precision)) == "float32"
+    return [s for s in STAGES if s.weights == weights and (folds or s.role != "folded")]
 
 
 def compared(weights: str) -> StageSpec:
@@ -250,7 +276,7 @@ def check_inputs(
         dtype, shape = found[tensor.name]
         if len(shape) == len(tensor.axes):
             for axis, size in zip(tensor.axes, shape, strict=True):
-                sizes.setdefault(axis, size)
+                sizes.setdefault(str(axis), size)
         dynamic = {axis: sizes.get(axis, axis) for axis in DYNAMIC}
         expected = tensor.shape(config, dynamic)
         if dtype != tensor.dtype or shape != expected:

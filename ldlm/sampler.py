@@ -41,7 +41,7 @@ class Stages:
     latent_decoder: Stage
     token_decoder: Stage
     to_array: Callable[[Float32s], Any] = lambda array: array
-    loop: Loop | None = None
+    loop: Loop | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)

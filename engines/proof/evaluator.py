@@ -6,7 +6,7 @@ half norms in float32. Neither shows what a device would. This evaluator does, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,14 @@ class EvaluatorStage:
         self._evaluator = Evaluator(ir.load(path).graph)
 
     def __call__(self, *inputs: Array) -> Array:
-        """Arrays in, in the spec's order; the stage's one output out."""
-        names = [tensor.name for tensor in self.spec.inputs]
-        return self._evaluator.run(dict(zip(names, inputs, strict=True)))[self.spec.outputs[0].name]
+        """Arrays in, in the spec's order; the stage's first output out."""
+        return self.run([self.spec.outputs[0].name], *inputs)[0]
+
+    def run(self, names: Sequence[str], *inputs: Array) -> list[Array]:
+        """The named outputs."""
+        feeds = dict(zip((tensor.name for tensor in self.spec.inputs), inputs, strict=True))
+        outputs = self._evaluator.run(feeds)
+        return [outputs[name] for name in names]
 
 
 def _check_dtype(node: ir.Node, value: ir.Value, result: Any) -> None:

@@ -9,6 +9,7 @@ precision   half: the file in the evaluator against float32 PyTorch, held to the
             PyTorch's autocast on the same inputs
 file        fp16: the file in ONNX Runtime, which computes fp16 in float32: it loads and runs
 kl          half: the token decoder's softmax, held to autocast's
+loop, update, folded    the graphs derived from it: see `engines.proof.derived`
 tokens      the ids file = argmax of the logits file, and = PyTorch's choice but for near-ties
 """
 
@@ -26,6 +27,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from engines.proof import derived
 from engines.proof.compare import Comparison, compare
 from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import (
@@ -63,7 +65,8 @@ class Subject:
     """One stage in one precision, and what float32 PyTorch says about it.
 
     Attributes:
-        paths: the graph to compare, and the token ids' graph under "ids", where there is one.
+        paths: the graph to compare under "graph", the token ids' graph under "ids", and what
+            `engines.proof.derived` asks of, by the stages' names.
         weights: "given" or "stress", for the lines.
         inputs, expected: per case.
         exact_limit: how far two float32 computations of the formula may be apart.
@@ -97,6 +100,7 @@ def _float32(subject: Subject) -> Iterator[Line]:
     outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
     for case, got in outputs.items():
         yield subject.line("graph", case, compare(got, subject.expected[case]), subject.exact_limit)
+    yield from derived.float32_lines(subject)
     if "ids" in subject.paths:
         ids = OrtStage(subject.paths["ids"], _ids_spec(), subject.model.config)
         for case, arrays in subject.inputs.items():
@@ -126,6 +130,7 @@ def _half(subject: Subject) -> Iterator[Line]:
         stage = OrtStage(subject.paths["graph"], spec, model.config)
         file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
         yield subject.line("file", ALL, pooled(file, subject.expected), limit)
+    yield from derived.half_lines(subject, limit)
     if "ids" in subject.paths:
         kl = {
             name: kl_divergence(subject.expected, got)

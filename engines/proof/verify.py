@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from engines.proof.stage import Case, Subject, float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
-from export.stages import DEPLOYED, STAGES, compared
+from export.stages import DEPLOYED, compared, sharing
 from ldlm import files
 from ldlm.model import LDLM
 from ldlm.sampler import SampleRequest
@@ -68,14 +68,13 @@ def verify(
         )
         parity.asked[name] = extra.asked()
     for weights in DEPLOYED:
-        specs = [spec for spec in STAGES if spec.weights == weights]
         for name in precisions:
-            entries = [manifest.graph(name, spec.name) for spec in specs]
-            paths = [entry.verified(folder) for entry in entries]
+            specs = sharing(weights, name)
+            paths = {s.name: manifest.graph(name, s.name).verified(folder) for s in specs}
             progress(f"{weights} {name}")
             parity.lines += _prove(model, weights, name, paths, _cases(model, CASES), "given")
-            for path, spec in zip(paths, specs, strict=True):
-                parity.islands += islands.look(path, spec, name, policies.policy(name))
+            for spec in specs:
+                parity.islands += islands.look(paths[spec.name], spec, name, policies.policy(name))
     if extra.stress:
         parity.lines += _stress(folder, model, precisions, progress)
     _ask_more(parity, folder, manifest, model, precisions, progress, extra)
@@ -85,7 +84,7 @@ def verify(
 def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -> None:
     """Refuse at once what would fail after minutes."""
     for name in precisions:
-        for spec in (s for s in STAGES if s.weights in DEPLOYED):
+        for spec in (spec for weights in DEPLOYED for spec in sharing(weights, name)):
             manifest.graph(name, spec.name)
     if extra.sampler_steps:
         schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
@@ -124,16 +123,22 @@ def _ask_more(
 
 
 def _prove(
-    model: LDLM, weights: str, precision: str, paths: list[Path], cases: list[Case], kind: str
+    model: LDLM,
+    weights: str,
+    precision: str,
+    paths: Mapping[str, Path],
+    cases: list[Case],
+    kind: str,
 ) -> list[Line]:
-    """All questions about one weights file: `paths` in the order of its stages."""
+    """All questions about one weights file; `paths` by the names of its stages."""
     spec = compared(weights)
     reference = TorchStage(model, spec)
     inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
     if kind == "stress":
         inputs = {case: stress_inputs(spec, arrays) for case, arrays in inputs.items()}
     expected = {case: reference(*arrays) for case, arrays in inputs.items()}
-    roles = {"graph": paths[-1]} | ({"ids": paths[0]} if len(paths) > 1 else {})
+    names = {spec.name: "graph", "token_decoder": "ids"}
+    roles = {names.get(name, name): path for name, path in paths.items()}
     subject = Subject(model, spec, precision, kind, roles, inputs, expected)
     if kind == "stress":
         limit = float64_limit(model, spec, inputs, expected)
@@ -151,7 +156,7 @@ def _stress(folder: Path, model: LDLM, precisions: list[str], progress: Progress
             progress(f"{weights} {name}, stress weights")
             with files.staging_folder(folder) as staging:
                 graphs = export_stage(tough, weights, name, staging)
-                paths = [graph.path for graph in graphs]
+                paths = {graph.spec.name: graph.path for graph in graphs}
                 lines += _prove(tough, weights, name, paths, _cases(model, STRESS_CASES), "stress")
     return lines
 

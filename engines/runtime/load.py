@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engines.manifest import TOKENIZER, Manifest, require_origin
 from engines.runtime.libraries import LIBRARIES
-from export.stages import DEPLOYED, stage
+from export.stages import DEPLOYED, sharing, stage
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
 from ldlm.sampler import Stages
 
@@ -25,6 +25,7 @@ def load_stages(
     precision: str = "fp32",
     provider: str | None = None,
     checkpoint: Path | None = None,
+    plain: bool = False,
 ) -> Stages:
     """Load the denoiser, the latent decoder and the token decoder.
 
@@ -37,6 +38,8 @@ def load_stages(
         provider: of ONNX Runtime, "cpu" unless given; no other runtime has a choice.
         checkpoint: the checkpoint folder that the artifacts should have been made from; checked
             for every runtime where it is given, and what the reference runs.
+        plain: with ONNX Runtime, call the denoiser's plain graph step by step, and the decoder
+            whose constants are not folded.
 
     Raises:
         ConfigError: no such runtime, or the reference asked for in another precision.
@@ -57,14 +60,7 @@ def load_stages(
         return _evaluator(folder, manifest, precision)
     if runtime in LIBRARIES:
         return _tensorrt(runtime, folder, manifest, precision)
-    from engines.runtime.ort import OrtStage
-
-    return Stages(
-        *(
-            OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider or "cpu")
-            for name in DEPLOYED
-        )
-    )
+    return _onnxruntime(folder, manifest, precision, provider or "cpu", plain)
 
 
 def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
@@ -85,6 +81,27 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
         )
     text = manifest.tokenizer.verified(folder).read_text("utf-8")
     return tokenizers.parse(text, manifest.config)
+
+
+def _onnxruntime(
+    folder: Path, manifest: Manifest, precision: str, provider: str, plain: bool
+) -> Stages:
+    """The graphs of the loop and, where the precision has it, the folded decoder; or the plain."""
+    from engines.runtime.ort import OrtStage
+    from engines.runtime.ort_loop import OrtLoop
+
+    def load(name: str) -> OrtStage:
+        return OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider)
+
+    if plain:
+        return Stages(*(load(name) for name in DEPLOYED))
+    latents = next(s for s in reversed(sharing("latent_decoder", precision)))
+    return Stages(
+        None,
+        load(latents.name),
+        load("token_decoder"),
+        loop=OrtLoop(load("conditioning"), load("denoiser_step")),
+    )
 
 
 def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: str) -> Stages:

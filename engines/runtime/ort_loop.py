@@ -7,7 +7,7 @@ modulations of all steps are computed before the loop.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class OrtLoop:
         tables = [self._tables(table, first) for first in range(0, len(table), TABLE_STEPS)]
 
         def run(noise: NoiseStream, tick: Tick) -> Array:
-            buffers = Buffers(self._step, noise)
+            buffers = Buffers(self._step, noise, tables[0])
             for part in tables:
                 buffers.bind_tables(part)
                 for row in range(part.steps):
@@ -85,22 +85,23 @@ class Buffers:
     Args:
         step: the graph.
         noise: gives the shape, and the first state.
+        first: the tables that will be bound first.
 
     Raises:
         StageInputError: the graph does not take the shape.
     """
 
-    def __init__(self, step: OrtStage, noise: NoiseStream) -> None:
+    def __init__(self, step: OrtStage, noise: NoiseStream, first: Tables) -> None:
         self._session = step.session
         self._x = [noise.draw(), np.empty(noise.shape, np.float32)]
         self._x0 = [np.zeros(noise.shape, np.float32), np.empty(noise.shape, np.float32)]
         self._number = np.zeros(1, np.int64)
         self.noise = np.zeros(noise.shape, np.float32)
-        config = step.config
-        tables = [np.empty((TABLE_STEPS, n, config.d_model), np.float32) for n in (1,)]
-        del tables
         self._bindings = [self._bound(source) for source in (0, 1)]
         self._turn = 0
+        tables = (first.modulations, first.coefficients)
+        inputs = (self._x[0], self._x0[0], self._number, *tables, self.noise)
+        checked_feeds(step.spec, step.config, step.ranges, inputs)
 
     @property
     def state(self) -> Array:

@@ -198,7 +198,8 @@ class TrtStage:
         check_inputs(self.spec, self.config, self._ranges, found)
         sizes: dict[str, int] = {}
         for tensor in self.spec.inputs:
-            sizes.update(zip(tensor.axes, found[tensor.name][1], strict=True))
+            axes = (str(axis) for axis in tensor.axes)
+            sizes.update(zip(axes, found[tensor.name][1], strict=True))
         return {axis: sizes[axis] for axis in DYNAMIC}
 
     def _shape(self, sizes: dict[str, int]) -> Shape:

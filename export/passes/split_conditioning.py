@@ -8,6 +8,7 @@ bias are rows: gamma goes into the rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -102,13 +103,10 @@ def step_graph(model: ir.Model, time: str, table: str, steps: int) -> int:
     fired = 0
     for old, new in zip(rows, found, strict=True):
         new.shape = ir.Shape([width])
-        if old.norm is not None:
+        if old.norm is None:
+            old.value.replace_all_uses_with(_cast(tape, new, old.value.dtype or FLOAT))
+        else:
             fired += 1
-            continue
-        if old.value.dtype != FLOAT:
-            new = tape.op("Cast", [new], {"to": int(old.value.dtype or FLOAT)})
-            new.dtype, new.shape = old.value.dtype, ir.Shape([width])
-        old.value.replace_all_uses_with(new)
     _give_norms(graph, rows, found)
     for value in tape.initializers:
         graph.register_initializer(value)
@@ -156,7 +154,7 @@ def _closure(graph: ir.Graph, values: set[ir.Value]) -> set[ir.Value]:
 
 
 def _norm(value: ir.Value, rows: set[ir.Value]) -> tuple[ir.Node, ir.Node, ir.Node] | None:
-    """The float32 norm that a row scales, if another row is then added and nothing else reads it."""
+    """The float32 norm that a row scales, if another row is then added, and no other reader."""
     if value.dtype != FLOAT or len(value.uses()) != 1:
         return None
     ((product, place),) = ((use.node, use.idx) for use in value.uses())
@@ -175,17 +173,14 @@ def _norm(value: ir.Value, rows: set[ir.Value]) -> tuple[ir.Node, ir.Node, ir.No
 
 def _scaled(tape: Tape, row: Row) -> ir.Value:
     """The row as the table has it: float32, and gamma (1 + scale) where a norm reads it."""
-    value = row.value
-    if value.dtype != FLOAT:
-        value = tape.op("Cast", [value], {"to": int(FLOAT)})
-        value.dtype = FLOAT
+    value = _cast(tape, row.value, FLOAT)
     if row.gain is not None:
         value = tape.op("Mul", [row.gain, value])
         value.dtype = FLOAT
     return value
 
 
-def _give_norms(graph: ir.Graph, rows: list[Row], found: list[ir.Value]) -> None:
+def _give_norms(graph: ir.Graph, rows: Sequence[Row], found: Sequence[ir.Value]) -> None:
     """LN(x) * row + row becomes one LayerNormalization."""
     for row, gain in zip(rows, found, strict=True):
         if row.norm is None:
@@ -200,12 +195,20 @@ def _give_norms(graph: ir.Graph, rows: list[Row], found: list[ir.Value]) -> None
             name=norm.name,
         )
         old = total.outputs[0]
-        new.outputs[0].name, new.outputs[0].dtype = str(norm.outputs[0].name), old.dtype
+        new.outputs[0].name, new.outputs[0].dtype = str(norm.outputs[0].name), FLOAT
         new.outputs[0].shape = old.shape
         graph.insert_before(norm, new)
         old.replace_all_uses_with(new.outputs[0])
         for node in (total, product, norm):
             graph.remove(node, safe=True)
+
+
+def _cast(tape: Tape, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    if value.dtype == dtype:
+        return value
+    cast = tape.op("Cast", [value], {"to": int(dtype)})
+    cast.dtype, cast.shape = dtype, value.shape
+    return cast
 
 
 def _width(value: ir.Value) -> int:

@@ -27,8 +27,14 @@ GOOD = {
 def test_names_that_runtimes_share() -> None:
     table = {s.name: ([t.name for t in s.inputs], [t.name for t in s.outputs]) for s in STAGES}
     assert table == {
+        "conditioning": (["t"], ["modulations"]),
+        "denoiser_step": (
+            ["x", "x0_prev", "step", "modulations", "coefficients", "noise"],
+            ["x_next", "x0_hat"],
+        ),
         "denoiser": (["x_t", "t", "x0_prev"], ["x0_hat"]),
         "latent_decoder": (["z"], ["h_hat"]),
+        "latent_decoder_folded": (["z"], ["h_hat"]),
         "token_decoder": (["h_hat"], ["token_ids"]),
         "token_decoder_logits": (["h_hat"], ["logits"]),
     }

@@ -18,7 +18,7 @@ from engines import keys
 from engines.artifacts import build_artifacts, export_artifacts
 from engines.compile.target import rtx_target
 from engines.compile.targets import profiles
-from export.stages import STAGES
+from export.stages import sharing
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm.config import PRESETS
@@ -57,9 +57,9 @@ def install(log: Path | None = None) -> None:
 
     def export_stage(model: Any, weights: str, precision: str, folder: Path) -> list[Any]:
         note(f"export {precision} {weights}")
-        specs = [spec for spec in STAGES if spec.weights == weights]
-        data = folder / f"{weights}.onnx.data"
-        write_slowly(data, content(model.weights, precision, data.name))
+        specs = sharing(weights, precision)
+        for data in {folder / spec.data for spec in specs}:
+            write_slowly(data, content(model.weights, precision, data.name))
         graphs = []
         for spec in specs:
             path = folder / f"{spec.name}.onnx"

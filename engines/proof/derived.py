@@ -1,0 +1,101 @@
+"""The graphs that passes make of the plain ones, held to the same reference and limits.
+
+loop      conditioning and denoiser_step, behind the denoiser's interface = float32 PyTorch
+update    x_next = A x + B x0_hat + C eps in float32, bit for bit
+folded    the decoder with its constants folded, in ONNX Runtime = float32 PyTorch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.proof.compare import compare
+from engines.proof.evaluator import EvaluatorStage
+from engines.runtime.ort import OrtStage
+from export.stages import TABLE_STEPS, stage
+from ldlm.noise import NoiseStream
+
+if TYPE_CHECKING:
+    from engines.proof.parity import Line
+    from engines.proof.stage import Case, Subject
+
+Array = NDArray[Any]
+# The named outputs of a graph for its inputs.
+Graph = Callable[..., Sequence[Array]]
+
+LOOP = ("conditioning", "denoiser_step")
+FOLDED = "latent_decoder_folded"
+
+
+class LoopDenoiser:
+    """The two graphs of the loop as a denoiser, one sample at a time.
+
+    Attributes:
+        inexact: elements of x_next, so far, that are not the update of the graph's own x0_hat.
+        elements: elements in all.
+    """
+
+    def __init__(self, conditioning: Graph, step: Graph) -> None:
+        self._conditioning, self._step = conditioning, step
+        self.inexact = self.elements = 0
+
+    def __call__(self, x_t: Array, t: Array, x0_prev: Array) -> Array:
+        """x_t [B, T, d], t [B], x0_prev [B, T, d] -> x0_hat [B, T, d]."""
+        times = np.ones(TABLE_STEPS, np.float32)
+        times[: len(t)] = t
+        (modulations,) = self._conditioning(["modulations"], times)
+        coefficients = np.random.default_rng(0).standard_normal((TABLE_STEPS, 3), np.float32)
+        noise = NoiseStream(0, range(len(t)), x_t.shape[1:]).draw()
+        estimates = []
+        for row in range(len(t)):
+            own = slice(row, row + 1)
+            x, eps = x_t[own], noise[own]
+            x_next, x0_hat = self._step(
+                ["x_next", "x0_hat"],
+                *(x, x0_prev[own], np.array([row]), modulations, coefficients, eps),
+            )
+            A, B, C = coefficients[row]
+            self.inexact += int(np.sum(x_next != A * x + B * x0_hat + C * eps))
+            self.elements += x_next.size
+            estimates.append(x0_hat)
+        return np.concatenate(estimates)
+
+
+def float32_lines(subject: Subject) -> Iterator[Line]:
+    """Questions about float32 graphs, in ONNX Runtime."""
+    config = subject.model.config
+    stages = {
+        name: OrtStage(subject.paths[name], stage(name), config)
+        for name in (*LOOP, FOLDED)
+        if name in subject.paths
+    }
+    if LOOP[1] in stages:
+        loop = LoopDenoiser(*(stages[name].run for name in LOOP))
+        for case, arrays in subject.inputs.items():
+            distance = compare(loop(*arrays), subject.expected[case])
+            yield subject.line("loop", case, distance, subject.exact_limit)
+        yield _update(subject, loop)
+    if FOLDED in stages:
+        for case, arrays in subject.inputs.items():
+            distance = compare(stages[FOLDED](*arrays), subject.expected[case])
+            yield subject.line("folded", case, distance, subject.exact_limit)
+
+
+def half_lines(subject: Subject, limit: float) -> Iterator[Line]:
+    """Questions about half graphs, in the evaluator; `limit` is that of their precision."""
+    from engines.proof.stage import pooled
+
+    if LOOP[1] not in subject.paths:
+        return
+    loop = LoopDenoiser(*(EvaluatorStage(subject.paths[n], stage(n)).run for n in LOOP))
+    outputs: dict[Case, Array] = {case: loop(*a) for case, a in subject.inputs.items()}
+    yield subject.line("loop", (0, 0), pooled(outputs, subject.expected), limit)
+    yield _update(subject, loop)
+
+
+def _update(subject: Subject, loop: LoopDenoiser) -> Line:
+    return subject.line("update", (0, 0), loop.inexact / loop.elements, 0.0)
