@@ -13,7 +13,8 @@
     ├── ProviderError        the runtime or the device asked for is not there
     ├── EngineBuildError     TensorRT refuses the graph, the profile or the target
     ├── EngineRunError       TensorRT or CUDA fails while an engine runs
-    └── ParityError          a gate of the proof failed
+    ├── ParityError          a gate of the proof failed
+    └── BenchError           a peer of a benchmark does not run
 
 A message says what is wrong and then, where they apply, which stage and tensor, what was
 expected, what was found, and what to do about it.
@@ -110,6 +111,10 @@ class EngineRunError(LDLMError):
 
 class ParityError(LDLMError):
     """A gate of the proof failed."""
+
+
+class BenchError(LDLMError):
+    """A peer of a benchmark does not run."""
 
 
 def installs(extra: str) -> str:

@@ -109,7 +109,7 @@ def sample(
         if progress is not None:
             progress(next(done), total)
 
-    run = functools.partial(_steps, stages, table) if stages.loop is None else stages.loop(table)
+    run = (stages.loop or plain_loop(stages))(table)
     tokens = []
     for indices in batches:
         noise = NoiseStream(request.seed, indices, (request.length, request.d_model))
@@ -118,8 +118,12 @@ def sample(
     return np.concatenate(tokens)
 
 
-def _steps(stages: Stages, table: StepTable, noise: NoiseStream, tick: Tick) -> Any:
+def plain_loop(stages: Stages) -> Loop:
     """The loop as it is written down: one denoiser call and one update per step."""
+    return lambda table: functools.partial(_steps, stages, table)
+
+
+def _steps(stages: Stages, table: StepTable, noise: NoiseStream, tick: Tick) -> Any:
     if stages.denoiser is None:
         raise SamplerError("these stages have neither a denoiser nor a loop")
     x = stages.to_array(noise.draw())

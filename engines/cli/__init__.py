@@ -13,6 +13,7 @@ import sys
 import typer
 
 from engines.cli import (
+    bench,
     build,
     convert,
     doctor,
@@ -48,7 +49,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    doctor, init, info, convert, engines, export, verify, build, sample, evaluate, inspect, gc,
+    doctor, init, info, convert, engines, export, verify, build, sample, evaluate, bench, inspect,
+    gc,
 )  # fmt: skip
 for module in COMMANDS:
     app.command(module.__name__.rpartition(".")[2])(module.command)

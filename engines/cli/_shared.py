@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +24,7 @@ from rich.text import Text
 
 from engines import manifest as manifests
 from engines.keys import Decision
+from engines.memory import peak_bytes, reset_peak
 from ldlm.errors import ConfigError
 
 # What most commands take.
@@ -129,29 +128,11 @@ def measured(what: str) -> Iterator[dict[str, float]]:
     """Wall seconds and peak resident memory of a block; printed, and in the dict at its end."""
     started = time.perf_counter()
     result: dict[str, float] = {}
-    _reset_peak()
+    reset_peak()
     yield result
-    seconds, peak = time.perf_counter() - started, _peak()
+    seconds, peak = time.perf_counter() - started, peak_bytes()
     result.update(seconds=round(seconds, 1), peak_gb=round(peak / 1e9, 2))
     err.print(f"{what}: {result['seconds']} s, peak memory {result['peak_gb']} GB", highlight=False)
-
-
-def _reset_peak() -> None:
-    """Begin to measure anew: several steps may run in one process. Linux only."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", "ascii")
-
-
-def _peak() -> int:
-    """Peak resident memory in bytes since the reset; elsewhere than on Linux, of the process."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii"))
-        if found:
-            return 1024 * int(found.group(1))
-    # Linux counts kilobytes, macOS bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def record(folder: Path, command: str, decisions: Sequence[Decision], run: dict[str, float]) -> str:

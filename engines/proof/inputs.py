@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.stages import StageSpec
+from export.stages import TABLE_STEPS, StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.noise import NoiseStream
 from ldlm.schedule import TangentSchedule
@@ -26,13 +26,22 @@ def stage_inputs(
     """Inputs of one stage, a stream of their own per sample.
 
     The denoiser gets noisy latents on the schedule, at times spread over it; the decoders get
-    standard normals, the scale of latents and of hidden states after a norm.
+    standard normals, the scale of latents and of hidden states after a norm; the loop's graphs
+    get a table's times, and vectors of the scale of modulations.
     """
     noise = NoiseStream(seed, range(batch), (length, config.d_model))
     clean = noise.draw()
+    schedule = TangentSchedule(config.tangent_d, config.t_min)
+    if spec.name == "conditioning":
+        return (schedule.grid(TABLE_STEPS)[:-1].astype(np.float32),)
+    if spec.name == "denoiser_step":
+        table = np.random.default_rng(seed)
+        rows = (TABLE_STEPS, config.modulation_rows, config.d_model)
+        modulations = 0.5 * table.standard_normal(rows, np.float32)
+        coefficients = table.standard_normal((TABLE_STEPS, 3), np.float32)
+        return clean, noise.draw(), np.array([5]), modulations, coefficients, noise.draw()
     if spec.name != "denoiser":
         return (clean,)
-    schedule = TangentSchedule(config.tangent_d, config.t_min)
     t = np.linspace(1.0, config.t_min, batch + 2)[1:-1].astype(np.float32)
     alpha, sigma = (
         f(t).astype(np.float32)[:, None, None] for f in (schedule.alpha, schedule.sigma)

@@ -238,6 +238,14 @@ def _slice(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
     return (x,)
 
 
+def _gather(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+    x, indices = inputs
+    axis = attribute(node, "axis", 0) % x.ndim
+    chosen = torch.where(indices < 0, indices + x.shape[axis], indices).to(torch.int64)
+    picked = x.index_select(axis, chosen.reshape(-1))
+    return (picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]),)
+
+
 def _shape(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
     shape = inputs[0].shape[attribute(node, "start", 0) : attribute(node, "end", None)]
     return (torch.tensor(list(shape), dtype=torch.int64),)
@@ -310,6 +318,7 @@ OPERATORS: dict[str, Operator] = {
     "Cos": elementwise(torch.cos),
     "Div": elementwise(_divide),
     "Expand": _expand,
+    "Gather": _gather,
     "Gelu": _gelu,
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,

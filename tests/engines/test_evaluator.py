@@ -88,6 +88,7 @@ CASES: dict[str, tuple[dict[str, object], list[np.ndarray], list[np.ndarray], fl
     "Unsqueeze": ({}, [X], [np.array([0])], 0),
     "Expand": ({}, [X], [np.array([2, 4, 96])], 0),
     "Slice": ({}, [X], [np.array([1]), np.array([3]), np.array([0])], 0),
+    "Gather": ({"axis": 0}, [X], [np.array([2, -1, 0])], 0),
     "Split": ({"num_outputs": 2, "axis": 1}, [X], [], 0),
     "ArgMax": ({"axis": -1}, [X], [], 0),
     "Shape": ({}, [X], [], 0),

@@ -1,0 +1,141 @@
+"""Who is measured: one sampler behind every name, the same weights and the same noise.
+
+A peer is built and run in a process of its own (`engines.bench.worker`): ONNX Runtime's threads
+spin after a call, and would slow whoever shares its process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines import manifest as manifests
+from engines.manifest import Manifest
+from ldlm.errors import ConfigError
+from ldlm.sampler import Stages, plain_loop
+
+MATMUL = "matmul"
+
+# What a peer is, for tables. A precision other than the one given is the name's second part.
+PEERS: dict[str, str] = {
+    "torch": "PyTorch eager, float32",
+    "torch-bf16": "PyTorch eager, weights and activations bf16",
+    "torch-compile": "torch.compile, float32",
+    "ort-plain": "ONNX Runtime, the plain graphs, called step by step",
+    "ort": "ONNX Runtime, the loop's graphs",
+    "rtx": "TensorRT-RTX engines",
+    "trt": "TensorRT engines",
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A sampler that is measured.
+
+    Attributes:
+        stages: as the sampler takes them, the denoiser inside `timed`.
+        inside: seconds spent inside the denoiser's graph so far.
+    """
+
+    stages: Stages
+    inside: Callable[[], float]
+
+
+def parse(name: str) -> tuple[str, str]:
+    """`ort:fp16` -> ("ort", "fp16"); without a precision fp32.
+
+    Raises:
+        ConfigError: no such peer, or the reference in a precision of ours.
+    """
+    kind, _, precision = name.partition(":")
+    if kind not in PEERS or (kind.startswith("torch") and precision):
+        known = ", ".join(PEERS)
+        raise ConfigError(
+            "no such peer", expected=f"{known}; all but torch's as name:precision", got=name
+        )
+    return kind, precision or "fp32"
+
+
+def load(name: str, folder: Path, checkpoint: Path) -> Peer:
+    """Build a peer in this process.
+
+    Raises:
+        ConfigError, ArtifactError, ProviderError: it cannot run here.
+    """
+    kind, precision = parse(name)
+    manifest = manifests.load(folder)
+    if kind.startswith("torch"):
+        return _torch(kind, checkpoint, manifest)
+    from engines.runtime.load import load_stages
+
+    runtime = kind.removesuffix("-plain")
+    stages = load_stages(
+        folder, manifest, runtime=runtime, precision=precision, plain=kind.endswith("-plain")
+    )
+    loop: Any = stages.loop
+    return _timed(stages) if loop is None else Peer(stages, lambda: loop.inside)
+
+
+def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Peer:
+    import torch
+
+    from export.stages import DEPLOYED, stage
+    from ldlm.model import LDLM
+
+    manifests.require_origin(manifest, checkpoint)
+    model = LDLM.from_checkpoint(checkpoint).eval().requires_grad_(False)
+    dtype = torch.bfloat16 if kind == "torch-bf16" else torch.float32
+    calls = []
+    for name in DEPLOYED:
+        module: Any = stage(name).build(model).to(dtype)
+        calls.append(torch.compile(module, dynamic=False) if kind == "torch-compile" else module)
+
+    def call(module: Any) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            with torch.no_grad():  # torch.compile guards against a change to inference_mode
+                output = module(*(tensor.to(dtype) for tensor in inputs))
+            return output.float() if output.is_floating_point() else output
+
+        return run
+
+    denoiser, latents, tokens = map(call, calls)
+    return _timed(Stages(denoiser, latents, tokens, torch.from_numpy))
+
+
+def _timed(stages: Stages) -> Peer:
+    """Count the seconds inside the denoiser, of a sampler that calls it step by step."""
+    spent = [0.0]
+    denoiser = stages.denoiser
+    if denoiser is None:
+        raise ConfigError("a sampler without a denoiser")
+
+    def run(*inputs: Any) -> Any:
+        started = time.perf_counter()
+        output = denoiser(*inputs)
+        spent[0] += time.perf_counter() - started
+        return output
+
+    timed = dataclasses.replace(stages, denoiser=run)
+    return Peer(dataclasses.replace(timed, loop=plain_loop(timed)), lambda: spent[0])
+
+
+def matmul_rate(size: int = 2048) -> float:
+    """FLOP/s of the machine's own float32 matrix product: the better of PyTorch's and NumPy's."""
+    import torch
+
+    a = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    t = torch.from_numpy(a)
+    products: tuple[Callable[[], Any], ...] = (lambda: a @ a, lambda: t @ t)
+    seconds = []
+    for product in products:
+        for _ in range(3):
+            started = time.perf_counter()
+            product()
+            seconds.append(time.perf_counter() - started)
+    return float(2 * size**3 / min(seconds))

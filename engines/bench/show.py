@@ -1,0 +1,98 @@
+"""A benchmark to look at: the table, a chart of bars, and a plot over lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from engines.bench.measure import STEP, Case, flops
+from ldlm import files
+from ldlm.config import LDLMConfig
+from ldlm.errors import ConfigError, installs
+
+Document = dict[str, Any]
+BAR = 30
+
+
+def bench_table(document: Document) -> Table:
+    """A row per case and peer, with a bar as long as its time."""
+    machine = document["machine"]
+    table = Table(
+        title=f"{document['bench']}: milliseconds per step or call, peers in turn",
+        caption=(
+            f"{machine['cpu']}, {machine['threads']} threads, own matmul rate "
+            f"{machine['matmul_gflops']} GFLOP/s; ratio: how much faster than the first; outside: "
+            "share of the loop outside the graph; of rate: share of the matmul rate"
+        ),
+    )
+    for column in ("what", "peer"):
+        table.add_column(column)
+    for column in ("p50", "p90", "p99", "ratio", "tokens/s", "outside", "of rate", "GB"):
+        table.add_column(column, justify="right")
+    table.add_column("p50, to scale", no_wrap=True)
+    previous = None
+    for row in document["rows"]:
+        case = Case(row["what"], row["batch"], row["length"])
+        if case != previous:
+            table.add_section()
+        outside = "-" if row["outside"] is None else f"{100 * row['outside']:.2f} %"
+        table.add_row(
+            "" if case == previous else str(case),
+            row["peer"],
+            *(f"{row[f'{p}_ms']:,.1f}" for p in ("p50", "p90", "p99")),
+            f"{row['ratio']:.2f}",
+            f"{row['tokens_per_second']:,.1f}",
+            outside,
+            f"{row['of_matmul_rate']:.2f}",
+            f"{row['peak_gb']:.2f}",
+            "█" * max(1, round(BAR * row["p50_ms"] / _slowest(document, case))),
+        )
+        previous = case
+    return table
+
+
+def _slowest(document: Document, case: Case) -> float:
+    same = [r for r in document["rows"] if Case(r["what"], r["batch"], r["length"]) == case]
+    return float(max(row["p50_ms"] for row in same))
+
+
+def plot(document: Document, config: LDLMConfig, path: Path) -> None:
+    """Step time over the length, a line per peer, a panel per batch, and the matmul roof.
+
+    Args:
+        document: of `bench`.
+        config: of the model.
+        path: an .svg, .png or .pdf file.
+
+    Raises:
+        ConfigError: no step was measured, or matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("a plot needs matplotlib", remedy=installs("bench")) from error
+    rows = [row for row in document["rows"] if row["what"] == STEP]
+    if not rows:
+        raise ConfigError("no step was measured", remedy="bench with --what step")
+    batches = sorted({row["batch"] for row in rows})
+    figure = Figure(figsize=(5 * len(batches), 4), layout="constrained")
+    for axes, batch in zip(
+        figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True
+    ):
+        lengths = sorted({row["length"] for row in rows if row["batch"] == batch})
+        for peer in document["peers"]:
+            mine = {r["length"]: r for r in rows if r["batch"] == batch and r["peer"] == peer}
+            found = [n for n in lengths if n in mine]
+            axes.plot(found, [mine[n]["p50_ms"] for n in found], marker="o", label=peer)
+        rate = 1e9 * document["machine"]["matmul_gflops"]
+        roof = [1e3 * flops(Case(STEP, batch, n), config) / rate for n in lengths]
+        axes.plot(lengths, roof, color="black", linestyle="--", label="matmul rate")
+        axes.set(xscale="log", yscale="log", xlabel="length", title=f"batch {batch}")
+        axes.set_xticks(lengths, [str(n) for n in lengths])
+        axes.set_ylabel("ms per step")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    with files.disk_errors(path):
+        figure.savefig(path)

@@ -1,0 +1,94 @@
+"""The process of one peer: a JSON line in, a JSON line out, until its input ends.
+
+python -m engines.bench.worker PEER ARTIFACTS CHECKPOINT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.bench.peers import MATMUL, Peer, load, matmul_rate
+from engines.memory import peak_bytes
+from ldlm.errors import LDLMError
+from ldlm.noise import NoiseStream
+from ldlm.schedule import TangentSchedule
+from ldlm.solvers import step_table
+
+Answer = dict[str, Any]
+
+
+def loop(peer: Peer, batch: int, length: int, d_model: int, steps: int) -> Answer:
+    """Some steps of a sampling run: seconds per step, and those inside the graph."""
+    schedule = TangentSchedule()
+    if peer.stages.loop is None:
+        raise LDLMError("a peer without a loop")
+    started = time.perf_counter()
+    run = peer.stages.loop(step_table("ddpm", schedule, schedule.grid(steps)))
+    prepared = time.perf_counter() - started
+    noise = NoiseStream(0, range(batch), (length, d_model))
+    times = [time.perf_counter()]
+    inside = peer.inside()
+    run(noise, lambda: times.append(time.perf_counter()))
+    total = times[-1] - times[0]
+    outside = 1 - (peer.inside() - inside) / total
+    return {"seconds": np.diff(times).tolist(), "outside": outside, "prepared": prepared}
+
+
+def decoder(peer: Peer, name: str, batch: int, length: int, d_model: int, repeats: int) -> Answer:
+    """Some calls of a decoder: seconds per call."""
+    z = peer.stages.to_array(NoiseStream(0, range(batch), (length, d_model)).draw())
+    stage = getattr(peer.stages, name)
+    times = [time.perf_counter()]
+    for _ in range(repeats):
+        stage(z)
+        times.append(time.perf_counter())
+    return {"seconds": np.diff(times).tolist()}
+
+
+def answers(name: str, folder: Path, checkpoint: Path) -> Callable[[Answer], Answer]:
+    """What this process says to a question."""
+    if name == MATMUL:
+        return lambda _: {"rate": matmul_rate()}
+    peer = load(name, folder, checkpoint)
+
+    def answer(question: Answer) -> Answer:
+        what = question.pop("what")
+        found = loop(peer, **question) if what == "step" else decoder(peer, what, **question)
+        return {**found, "peak": peak_bytes()}
+
+    return answer
+
+
+def main() -> None:
+    """Answer until the input ends; what a library prints goes to stderr."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def reply(content: Answer) -> None:
+        replies.write(json.dumps(content) + "\n")
+        replies.flush()
+
+    name, folder, checkpoint = sys.argv[1:]
+    try:
+        answer = answers(name, Path(folder), Path(checkpoint))
+    except LDLMError as error:
+        return reply({"error": str(error)})
+    reply({"ready": True})
+    for line in sys.stdin:
+        try:
+            reply(answer(json.loads(line)))
+        except LDLMError as error:
+            reply({"error": str(error)})
+    return None
+
+
+if __name__ == "__main__":
+    main()

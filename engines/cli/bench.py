@@ -1,0 +1,74 @@
+"""ldlm bench: the peers side by side in one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines import manifest as manifests
+from engines.cli._shared import ArtifactsFolder, names, out, steps
+from ldlm.errors import ConfigError
+
+
+def command(
+    folder: ArtifactsFolder,
+    checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="torch, torch-bf16, torch-compile, ort-plain, ort, rtx, trt; all but torch's "
+            "also as name:precision. The first is what the others are compared with."
+        ),
+    ] = "torch,torch-bf16,torch-compile,ort-plain,ort",
+    what: Annotated[str, typer.Option(help="step, latent_decoder or both.")] = "step",
+    length: Annotated[
+        str | None, typer.Option(help="Lengths; default 64,256,1024 as far as the model goes.")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Batches.")] = "1",
+    rounds: Annotated[int, typer.Option(help="How often the turn goes round.")] = 3,
+    seconds: Annotated[float, typer.Option(help="A peer's share of one turn, about.")] = 2.0,
+    to: Annotated[Path | None, typer.Option("--out", help="Also write the JSON here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot over the lengths: .svg, .png.")] = None,
+) -> None:
+    """Time each peer on the same steps, in turn; the last line is JSON."""
+    from engines.bench.measure import Case, bench
+    from engines.bench.show import bench_table
+    from engines.bench.show import plot as draw
+    from ldlm import files
+
+    config = manifests.load(folder).config
+    default = [n for n in (64, 256, 1024) if n <= config.n_positions] or [config.n_positions]
+    lengths = default if length is None else _integers(length, "--length")
+    cases = [
+        Case(part, b, n)
+        for part in names(what)
+        for b in _integers(batch, "--batch")
+        for n in lengths
+    ]
+    with steps() as progress:
+        document = bench(
+            folder,
+            checkpoint,
+            names(peers),
+            cases,
+            rounds=rounds,
+            seconds=seconds,
+            progress=progress,
+        )
+    text = json.dumps(document)
+    if to is not None:
+        files.write_whole(to, (text + "\n").encode())
+    if plot is not None:
+        draw(document, config, plot)
+    out.print(bench_table(document))
+    out.file.write(text + "\n")
+
+
+def _integers(text: str, option: str) -> list[int]:
+    try:
+        return [int(item) for item in names(text)]
+    except ValueError:
+        raise ConfigError(f"{option} is not usable", expected="such as 64,256", got=text) from None
