@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from export import checks, precision
 from export.passes.argmax_tail import argmax_tail
 from export.passes.fold import fold
-from export.passes.solver_update import solver_update
+from export.passes.solver_update import next_step, solver_update
 from export.passes.split_conditioning import conditioning_graph, step_graph
 from export.passes.strip_metadata import strip_metadata
 from export.stages import (
@@ -194,9 +194,10 @@ def _derive(source: Path, target: Path, spec: StageSpec, config: LDLMConfig) -> 
     elif spec.name == "conditioning":
         conditioning_graph(model, "t", spec.outputs[0].name, TABLE_STEPS)
     elif spec.name == "denoiser_step":
-        x, _, _, modulations, coefficients, noise, x_next, _ = names
+        x, _, _, modulations, coefficients, noise, x_next, _, number = names
         step_graph(model, "t", modulations, TABLE_STEPS)
         solver_update(model, (x, coefficients, noise, x_next), TABLE_STEPS)
+        next_step(model, number)
     elif spec.role == "folded":
         fold(model, config.n_positions)
     _save(model, target, spec.data if spec.role == "folded" else None)

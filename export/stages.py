@@ -116,6 +116,11 @@ class StageSpec:
         """Name of the external data file that its graph reads."""
         return f"{self.name if self.role == 'folded' else self.weights}.onnx.data"
 
+    @property
+    def dynamic(self) -> bool:
+        """Whether a size of its inputs is the caller's choice."""
+        return any(axis in DYNAMIC for tensor in self.inputs for axis in tensor.axes)
+
     def capped_attentions(self, config: LDLMConfig) -> int:
         """How many attentions of this stage cap their scores."""
         return getattr(config, self.capped) if self.capped else 0
@@ -135,7 +140,7 @@ STAGES: tuple[StageSpec, ...] = (
     ),
     StageSpec(
         name="denoiser_step",
-        summary="x_next and x0_hat from x: the denoiser and the solver's update",
+        summary="x_next, x0_hat and the next step's number: the denoiser and the solver's update",
         inputs=(
             TensorSpec("x", _STATE),
             TensorSpec("x0_prev", _STATE),
@@ -144,7 +149,11 @@ STAGES: tuple[StageSpec, ...] = (
             TensorSpec("coefficients", (TABLE_STEPS, 3)),
             TensorSpec("noise", _STATE),
         ),
-        outputs=(TensorSpec("x_next", _STATE), TensorSpec("x0_hat", _STATE)),
+        outputs=(
+            TensorSpec("x_next", _STATE),
+            TensorSpec("x0_hat", _STATE),
+            TensorSpec("next_step", (1,), "int64"),
+        ),
         weights="denoiser",
         module="ldlm.denoiser",
         role="loop",
@@ -201,6 +210,9 @@ STAGES: tuple[StageSpec, ...] = (
 
 # What is exported in one piece: one entry per weights file.
 DEPLOYED: tuple[str, ...] = tuple(dict.fromkeys(spec.weights for spec in STAGES))
+
+# What an engine is compiled of: of the denoiser, what the sampler's loop calls.
+COMPILED: tuple[str, ...] = ("conditioning", "denoiser_step", "latent_decoder", "token_decoder")
 
 
 def sharing(weights: str, precision: str) -> list[StageSpec]:

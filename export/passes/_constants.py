@@ -38,7 +38,7 @@ def maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     node = None if value is None else value.producer()
     if node is None or node.op_type != op_type or value is None or len(value.uses()) != 1:
         return None
-    return node
+    return None if value.is_graph_output() else node
 
 
 def split_constant(node: ir.Node) -> tuple[Float32s, ir.Value] | None:

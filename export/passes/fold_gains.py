@@ -19,9 +19,11 @@ def fold_gains(model: ir.Model) -> int:
     fired = 0
     for node in list(graph):
         found = split_constant(node) if node.op_type == "Mul" else None
-        if found is None or found[0].ndim != 1:
+        if found is None or found[0].ndim != 1 or node.outputs[0].is_graph_output():
             continue
         gain, x = found
+        if x.shape is None or x.shape[-1] != gain.shape[0]:  # a gain that widens x
+            continue
         products = [use.node for use in node.outputs[0].uses() if use.idx == 0]
         weights = [float32(p.inputs[1]) if p.op_type == "MatMul" else None for p in products]
         known = [weight for weight in weights if weight is not None and weight.ndim == 2]
@@ -50,7 +52,10 @@ def fold_key_gains(model: ir.Model) -> int:
             continue
         queries, turned = maker(node.inputs[0], "Mul"), maker(node.inputs[1], "Transpose")
         keys = None if turned is None else maker(turned.inputs[0], "Mul")
-        if queries is None or keys is None:
+        if queries is None or turned is None or keys is None:
+            continue
+        perm = turned.attributes["perm"].as_ints() if "perm" in turned.attributes else []
+        if list(perm[-2:]) != [len(perm) - 1, len(perm) - 2]:  # the gain stays on the last axis
             continue
         q, k = split_constant(queries), split_constant(keys)
         if q is None or k is None or q[0].shape != k[0].shape or q[0].ndim != 1:

@@ -39,19 +39,18 @@ def fold_positions(model: ir.Model, n_positions: int) -> int:
     found = _frontier(graph)
     if not found:
         return 0
-    whole, part = (_evaluate(model, found, length) for length in (n_positions, n_positions // 2))
+    whole = _evaluate(model, found, 1, n_positions)
+    part = _evaluate(model, found, 2, n_positions // 2)
     tape = Tape()
     length = tape.op("Shape", [source], {"start": 1, "end": 2})
-    zero, one = (tape.initializer(ir.tensor([n], name=f"fold.{n}")) for n in (0, 1))
+    zero, one = (_integers(tape, [n]) for n in (0, 1))
     fired = 0
     for value, full, half in zip(found, whole, part, strict=True):
-        axis = _length_axis(value)
-        prefix = np.take(full, range(half.shape[axis]), axis)
-        if not np.allclose(prefix, half, rtol=1e-4, atol=1e-5 * float(np.abs(half).max())):
-            continue  # positions see one another
+        if not _same(full, half, _length_axis(value)):
+            continue
         table = constant(graph, full, f"{value.name}.all_positions")
-        where = tape.initializer(ir.tensor([axis], name=f"{value.name}.axis"))
-        sliced = tape.op("Slice", [table, zero, length, where, one])
+        axis = _integers(tape, [_length_axis(value)])
+        sliced = tape.op("Slice", [table, zero, length, axis, one])
         sliced.dtype = FLOAT
         for use in list(value.uses()):
             if use.node.op_type not in BROADCASTING:
@@ -59,8 +58,6 @@ def fold_positions(model: ir.Model, n_positions: int) -> int:
             else:
                 use.node.replace_input_with(use.idx, sliced)
         fired += 1
-    for item in tape.initializers:
-        graph.register_initializer(item)
     graph.insert_before(graph[0], tape.nodes)
     RemoveUnusedNodesPass()(model)
     return fired
@@ -82,9 +79,31 @@ def _frontier(graph: ir.Graph) -> list[ir.Value]:
             found.update(
                 (value, None)
                 for value in node.inputs
-                if value in sized and value.dtype == FLOAT and _length_axis(value) >= 0
+                if value in sized and value.dtype == FLOAT and _is_table(value)
             )
     return list(found)
+
+
+def _same(full: Float32s, part: Float32s, axis: int) -> bool:
+    """Whether a shorter text in a batch of two has the same values, up to rounding.
+
+    If not, positions or samples see one another.
+    """
+    prefix = np.take(full, range(part.shape[axis]), axis)
+    tolerance = 1e-5 * float(np.abs(full).max())
+    return np.allclose(np.broadcast_to(prefix, part.shape), part, rtol=1e-4, atol=tolerance)
+
+
+def _is_table(value: ir.Value) -> bool:
+    """[length, ..] that is only added or multiplied, or [batch, .., length, ..]."""
+    dims = [] if value.shape is None else list(value.shape)
+    per_sample = bool(dims) and isinstance(dims[0], ir.SymbolicDim) and dims[0].value == "batch"
+    broadcast = all(use.node.op_type in BROADCASTING for use in value.uses())
+    return _length_axis(value) >= 0 and (per_sample or broadcast)
+
+
+def _integers(tape: Tape, numbers: list[int]) -> ir.Value:
+    return tape.op("Constant", [], {"value": ir.tensor(numbers, dtype=ir.DataType.INT64)})
 
 
 def _length_axis(value: ir.Value) -> int:
@@ -93,8 +112,8 @@ def _length_axis(value: ir.Value) -> int:
     return found[0] if len(found) == 1 else -1
 
 
-def _evaluate(model: ir.Model, values: list[ir.Value], length: int) -> list[Float32s]:
-    """The values for a batch of one, computed operator by operator."""
+def _evaluate(model: ir.Model, values: list[ir.Value], batch: int, length: int) -> list[Float32s]:
+    """The values for a batch and a length, computed operator by operator."""
     names = [str(value.name) for value in values]
     part = model.clone()
     made = {str(value.name): value for node in part.graph for value in node.outputs}
@@ -104,7 +123,7 @@ def _evaluate(model: ir.Model, values: list[ir.Value], length: int) -> list[Floa
     width = model.graph.inputs[0].shape
     if width is None or not isinstance(width[-1], int):
         raise GraphCheckError("the input's width is not known", tensor=model.graph.inputs[0].name)
-    feed = np.zeros((1, length, width[-1]), np.float32)
+    feed = np.zeros((batch, length, width[-1]), np.float32)
     run = ReferenceEvaluator(proto).run(names, {str(model.graph.inputs[0].name): feed})
     return [np.asarray(array) for array in run]
 
@@ -112,8 +131,7 @@ def _evaluate(model: ir.Model, values: list[ir.Value], length: int) -> list[Floa
 def _per_sample(tape: Tape, sliced: ir.Value, source: ir.Value, old: ir.Value) -> ir.Value:
     batch = tape.op("Shape", [source], {"start": 0, "end": 1})
     rank = 0 if old.shape is None else len(old.shape)
-    ones = tape.initializer(ir.tensor([1] * (rank - 1), name=f"{old.name}.ones"))
-    size = tape.op("Concat", [batch, ones], {"axis": 0})
+    size = tape.op("Concat", [batch, _integers(tape, [1] * (rank - 1))], {"axis": 0})
     copies = tape.op("Expand", [sliced, size])
     copies.dtype, copies.shape = FLOAT, old.shape
     return copies

@@ -19,7 +19,7 @@ def fold_scales(model: ir.Model) -> int:
     fired = 0
     for node in list(graph):
         found = split_constant(node) if node.op_type == "Mul" else None
-        if found is None or found[0].size != 1:
+        if found is None or found[0].size != 1 or found[0].ndim > 1:
             continue
         scale, y = found
         total = maker(y, "Add")

@@ -1,4 +1,4 @@
-"""Let the denoiser's step end in the solver's update."""
+"""Let the denoiser's step end in the solver's update, and in the number of the next step."""
 
 from __future__ import annotations
 
@@ -41,4 +41,26 @@ def solver_update(model: ir.Model, names: tuple[str, str, str, str], steps: int)
         graph.append(node)
     x_next.name, x_next.shape = result, x.shape
     graph.outputs.insert(0, x_next)
+    return 1
+
+
+def next_step(model: ir.Model, name: str) -> int:
+    """Append step + 1, so that a loop's counter stays where the loop runs.
+
+    Args:
+        model: a step's graph, with an input "step" [1] int64.
+        name: of the new output, its last.
+
+    Returns:
+        1, the counters appended.
+    """
+    graph = model.graph
+    number = next(value for value in graph.inputs if value.name == "step")
+    tape = Tape()
+    total = tape.op("Add", [number, tape.initializer(ir.tensor([1], name="one_step"))])
+    total.name, total.shape, total.dtype = name, number.shape, ir.DataType.INT64
+    for value in tape.initializers:
+        graph.register_initializer(value)
+    graph.extend(tape.nodes)
+    graph.outputs.append(total)
     return 1

@@ -132,7 +132,7 @@ def rows_of(graph: ir.Graph, time: str) -> list[Row]:
             found.update(dict.fromkeys(v for v in node.inputs if v in early and v not in late))
     for value in found:
         dims = [] if value.shape is None else list(value.shape)
-        if len(dims) != 3 or dims[1] != 1:
+        if len(dims) != 3 or dims[1] != 1 or value.is_graph_output():
             raise GraphCheckError(
                 "what depends on the time is not one vector per sample",
                 tensor=value.name,
@@ -141,6 +141,8 @@ def rows_of(graph: ir.Graph, time: str) -> list[Row]:
             )
     if not found:
         raise GraphCheckError("nothing of the graph depends on the time", tensor=time)
+    if len(widths := {_width(value) for value in found}) != 1:
+        raise GraphCheckError("the time's vectors have several widths", got=sorted(widths))
     return [Row(value, _norm(value, set(found))) for value in found]
 
 
@@ -162,8 +164,12 @@ def _norm(value: ir.Value, rows: set[ir.Value]) -> tuple[ir.Node, ir.Node, ir.No
     norm = None if scaled is None else scaled.producer()
     if norm is None or norm.op_type != "LayerNormalization" or len(norm.inputs) != 2:
         return None
+    gain = norm.inputs[1]
+    if gain is None or gain.const_value is None or norm.attributes.get_int("axis", -1) != -1:
+        return None
     users = [use.node for use in product.outputs[0].uses()]
-    if len(norm.outputs[0].uses()) != 1 or len(users) != 1 or users[0].op_type != "Add":
+    inner = (norm.outputs[0], product.outputs[0])
+    if any(len(v.uses()) != 1 or v.is_graph_output() for v in inner) or users[0].op_type != "Add":
         return None
     shifts = [v for v in users[0].inputs if v in rows]
     if len(shifts) != 1 or shifts[0] is None or len(shifts[0].uses()) != 1:
@@ -198,7 +204,7 @@ def _give_norms(graph: ir.Graph, rows: Sequence[Row], found: Sequence[ir.Value])
         new.outputs[0].name, new.outputs[0].dtype = str(norm.outputs[0].name), FLOAT
         new.outputs[0].shape = old.shape
         graph.insert_before(norm, new)
-        old.replace_all_uses_with(new.outputs[0])
+        old.replace_all_uses_with(new.outputs[0], replace_graph_outputs=True)
         for node in (total, product, norm):
             graph.remove(node, safe=True)
 
