@@ -21,7 +21,7 @@ BIN  := $(VENV)/bin
 LDLM := $(BIN)/ldlm
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo engines sample parity test test-gpu lint check clean
+.PHONY: help install demo engines sample parity bench test test-gpu lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## write text with RUNTIME
 
 parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the whole proof: stress, sampler, damaged graphs
 	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --stress --self-test --sampler-steps 64
+
+bench: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the peers side by side: tens of minutes at the full size
+	$(LDLM) bench $(ARTIFACTS) --checkpoint $(CHECKPOINT) --batch 1,8
 
 test: $(VENV)/.installed ## run every test, the whole job at base among them
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -21,7 +21,7 @@ from engines.compile.target import Profiles, Target
 from engines.keys import Decision, Digests
 from engines.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
 from export.precision import policy
-from export.stages import DEPLOYED, sharing, stage
+from export.stages import COMPILED, DEPLOYED, sharing, stage
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm import tokenizer as tokenizers
@@ -336,13 +336,13 @@ def build_artifacts(
     profiles: Profiles,
     progress: Callable[[str, int, int], None],
 ) -> list[Decision]:
-    """Compile the deployed graphs with TensorRT, as far as anything has changed.
+    """Compile the graphs that engines run with TensorRT, as far as anything has changed.
 
     Args:
         folder: the artifacts.
         precisions: which; None is every exported one.
         target: see `engines.compile.target`.
-        profiles: by name: allowed sizes per dynamic axis.
+        profiles: by name: allowed sizes per dynamic axis, for every stage that has one.
         progress: told (what, step, steps).
 
     Returns:
@@ -354,7 +354,7 @@ def build_artifacts(
     manifest = manifests.load(folder)
     chosen = precisions or manifest.precisions()
     # Every input is looked up before the first engine is built.
-    wanted = [manifest.graph(name, weights) for name in chosen for weights in DEPLOYED]
+    wanted = [manifest.graph(name, compiled) for name in chosen for compiled in COMPILED]
     digests = Digests(folder)
     decisions = []
     for graph in wanted:
@@ -379,6 +379,8 @@ def _update_engine(
     """Build an engine if anything has changed; what that was."""
     manifest = manifests.load(folder)  # it may be newer than `graph`
     graph = manifest.graph(graph.precision, graph.stage)
+    if not stage(graph.stage).dynamic:
+        profiles = {}
     made_from = keys.engine_ingredients(graph.graph.sha256, graph.data.sha256, target, profiles)
     entry = manifest.engine(graph.precision, graph.stage, target.name)
     reasons = _engine_reasons(folder, entry, made_from, digests)
@@ -445,6 +447,8 @@ def _with_engine(folder: Path, manifest: Manifest | None, entry: EngineEntry) ->
     if manifest is None:
         raise ArtifactError("the artifacts were removed while an engine was built", got=folder)
     manifest.put_engine(entry)
+    # No build would ever replace an engine of a stage that is compiled no more.
+    manifest.engines = [e for e in manifest.engines if e.stage in COMPILED]
     return manifest
 
 

@@ -99,7 +99,8 @@ def _entry(entry: EngineEntry) -> Document:
         "profiles": {
             name: {axis: str(sizes) for axis, sizes in ranges.items()}
             for name, ranges in entry.profiles.items()
-        },
+        }
+        or "one shape",
         "builder": entry.builder,
         "made from": entry.made_from,
     }

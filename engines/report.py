@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from engines.manifest import Manifest
+from engines.manifest import EngineEntry, Manifest
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.parity import is_current, read
 from engines.proof.tables import number, share_of_limit
-from export.stages import DEPLOYED, sharing
+from export.stages import COMPILED, DEPLOYED, sharing, stage
 
 if TYPE_CHECKING:
     from ldlm.account import Line
@@ -89,22 +89,33 @@ def summary_table(folder: Path, manifest: Manifest) -> Table:
 def _summary_rows(
     manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
 ) -> Iterator[list[str]]:
-    """A row per engine of a graph, or one that says that there is none."""
+    """A row per target of a graph's engines, or one that says that there is none."""
     graph = manifest.find_graph(precision, weights)
     if graph is None:
         return
     size = f"{(graph.graph.bytes + graph.data.bytes) / MB:,.1f}"
     proof = parity_summary(manifest, precision, weights, parity)
-    engines = [e for e in manifest.engines if (e.precision, e.stage) == (precision, weights)]
-    if not engines:
+    names = [name for name in COMPILED if stage(name).weights == weights]
+    mine = [e for e in manifest.engines if e.precision == precision and e.stage in names]
+    if not mine:
         yield [weights, precision, size, "-", "none built", f"{graph.seconds:.1f}", *proof]
-    for engine in engines:
-        targets = [" ".join((engine.target, *(sm.removeprefix("sm") for sm in engine.sms)))]
-        targets += [f"[yellow]not {sm}[/]: {reason}" for sm, reason in engine.refused.items()]
+    for target in dict.fromkeys(entry.target for entry in mine):
+        built = [e for e in mine if e.target == target]
         yield [
-            weights, precision, size, f"{engine.engine.bytes / MB:,.1f}", "\n".join(targets),
-            f"{graph.seconds + engine.seconds:.1f}", *proof,
+            weights, precision, size, f"{sum(e.engine.bytes for e in built) / MB:,.1f}",
+            "\n".join(_where(target, names, built)),
+            f"{graph.seconds + sum(e.seconds for e in built):.1f}", *proof,
         ]  # fmt: skip
+
+
+def _where(target: str, names: Sequence[str], built: Sequence[EngineEntry]) -> Iterator[str]:
+    """Where the engines of a target run together, and what they lack."""
+    sms = [sm for sm in built[0].sms if all(sm in entry.sms for entry in built)]
+    yield " ".join((target, *(sm.removeprefix("sm") for sm in sms)))
+    refused = {sm: reason for entry in reversed(built) for sm, reason in entry.refused.items()}
+    yield from (f"[yellow]not {sm}[/]: {reason}" for sm, reason in refused.items())
+    missing = sorted(set(names) - {entry.stage for entry in built})
+    yield from (f"[yellow]not built[/]: {name}" for name in missing)
 
 
 def parity_summary(

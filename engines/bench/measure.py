@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,10 +75,10 @@ class Worker:
     def __init__(self, peer: str, folder: Path, checkpoint: Path) -> None:
         self.peer = peer
         command = [sys.executable, "-m", "engines.bench.worker", peer, str(folder), str(checkpoint)]
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True,
-        )  # fmt: skip
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+        )
         self._input: IO[str] = _pipe(self._process.stdin)
         self._output: IO[str] = _pipe(self._process.stdout)
         self._answer()
@@ -87,8 +89,9 @@ class Worker:
         Raises:
             BenchError: the peer could not answer.
         """
-        self._input.write(json.dumps(question) + "\n")
-        self._input.flush()
+        with contextlib.suppress(BrokenPipeError):  # what it said last tells more
+            self._input.write(json.dumps(question) + "\n")
+            self._input.flush()
         return self._answer()
 
     def close(self) -> None:
@@ -101,14 +104,19 @@ class Worker:
             self._process.kill()
             self._process.wait()
         self._output.close()
+        self._said.close()
 
     def _answer(self) -> dict[str, Any]:
         line = self._output.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
             self.close()
             raise BenchError("a peer cannot run", tensor=self.peer, got=answer["error"])
         return answer
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return f"its process ended: {self._said.read()[-500:].strip() or 'without a word'}"
 
 
 def _pipe(stream: IO[str] | None) -> IO[str]:
@@ -146,6 +154,7 @@ def bench(
     """
     config = manifests.load(folder).config
     _require(config, peers, cases, rounds)
+    load = round(os.getloadavg()[0], 2)  # others' work at the start makes every figure doubtful
     turns, total = 0, len(cases) * len(peers) * (rounds + 1)
     with _workers([*peers, MATMUL], folder, checkpoint, progress) as workers:
         rates = [workers[MATMUL].ask()["rate"]]
@@ -167,7 +176,12 @@ def bench(
             measured.append((case, samples))
     rate = max(rates)
     rows = [row for case, found in measured for row in _rows(case, found, config, rate)]
-    machine = {"cpu": _cpu(), "threads": _threads(), "matmul_gflops": round(rate / 1e9, 1)}
+    machine = {
+        "cpu": _cpu(),
+        "threads": _threads(),
+        "load": load,
+        "matmul_gflops": round(rate / 1e9, 1),
+    }
     asked = {"peers": list(peers), "rounds": rounds, "seconds": seconds}
     return {"bench": manifests.load(folder).name, "machine": machine, **asked, "rows": rows}
 
@@ -260,6 +274,4 @@ def _cpu() -> str:
 
 
 def _threads() -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -74,9 +74,12 @@ def load(name: str, folder: Path, checkpoint: Path) -> Peer:
         return _torch(kind, checkpoint, manifest)
     from engines.runtime.load import load_stages
 
-    runtime = kind.removesuffix("-plain")
     stages = load_stages(
-        folder, manifest, runtime=runtime, precision=precision, plain=kind.endswith("-plain")
+        folder,
+        manifest,
+        runtime=kind.removesuffix("-plain"),
+        precision=precision,
+        plain=kind.endswith("-plain"),
     )
     loop: Any = stages.loop
     return _timed(stages) if loop is None else Peer(stages, lambda: loop.inside)

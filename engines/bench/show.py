@@ -22,9 +22,9 @@ def bench_table(document: Document) -> Table:
     table = Table(
         title=f"{document['bench']}: milliseconds per step or call, peers in turn",
         caption=(
-            f"{machine['cpu']}, {machine['threads']} threads, own matmul rate "
-            f"{machine['matmul_gflops']} GFLOP/s; ratio: how much faster than the first; outside: "
-            "share of the loop outside the graph; of rate: share of the matmul rate"
+            f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']} before, own "
+            f"matmul rate {machine['matmul_gflops']} GFLOP/s. ratio: how much faster than the "
+            "first; outside: share of the loop outside the graph; of rate: share of the matmul rate"
         ),
     )
     for column in ("what", "peer"):
@@ -39,7 +39,7 @@ def bench_table(document: Document) -> Table:
             table.add_section()
         outside = "-" if row["outside"] is None else f"{100 * row['outside']:.2f} %"
         table.add_row(
-            "" if case == previous else str(case),
+            "" if case == previous else f"{case.what} {case.batch} x {case.length}",
             row["peer"],
             *(f"{row[f'{p}_ms']:,.1f}" for p in ("p50", "p90", "p99")),
             f"{row['ratio']:.2f}",
@@ -85,12 +85,17 @@ def plot(document: Document, config: LDLMConfig, path: Path) -> None:
         for peer in document["peers"]:
             mine = {r["length"]: r for r in rows if r["batch"] == batch and r["peer"] == peer}
             found = [n for n in lengths if n in mine]
+            if not found:
+                continue
             axes.plot(found, [mine[n]["p50_ms"] for n in found], marker="o", label=peer)
         rate = 1e9 * document["machine"]["matmul_gflops"]
         roof = [1e3 * flops(Case(STEP, batch, n), config) / rate for n in lengths]
         axes.plot(lengths, roof, color="black", linestyle="--", label="matmul rate")
         axes.set(xscale="log", yscale="log", xlabel="length", title=f"batch {batch}")
         axes.set_xticks(lengths, [str(n) for n in lengths])
+        axes.set_xticks([], minor=True)
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which("{x:g}")
         axes.set_ylabel("ms per step")
         axes.grid(alpha=0.3, which="both")
         axes.legend()

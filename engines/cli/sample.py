@@ -37,6 +37,9 @@ def command(
     solver: Annotated[str, typer.Option(help="euler, ddpm or ddim.")] = "euler",
     seed: Annotated[int, typer.Option(help="Seed; text k depends on it and on k alone.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Texts that run together.")] = 1,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="The plain graphs, step by step; ort alone.")
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Show all tokens, past the end too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print token ids and texts.")] = False,
 ) -> None:
@@ -77,6 +80,7 @@ def command(
         precision=precision,
         provider=provider,
         checkpoint=checkpoint,
+        plain=plain,
     )
     with steps() as progress:
         ids = sample(stages, request, lambda done, total: progress("sampling", done, total))

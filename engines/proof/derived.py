@@ -1,7 +1,7 @@
 """The graphs that passes make of the plain ones, held to the same reference and limits.
 
 loop      conditioning and denoiser_step, behind the denoiser's interface = float32 PyTorch
-update    x_next = A x + B x0_hat + C eps in float32, bit for bit
+update    x_next = A x + B x0_hat + C eps in float32, bit for bit, and next_step = step + 1
 folded    the decoder with its constants folded, in ONNX Runtime = float32 PyTorch
 """
 
@@ -32,16 +32,23 @@ FOLDED = "latent_decoder_folded"
 
 
 class LoopDenoiser:
-    """The two graphs of the loop as a denoiser, one sample at a time.
+    """The two graphs of the loop as a denoiser; every sample in a call of its own, at its time.
+
+    Args:
+        conditioning, step: the graphs: (names of outputs, *inputs) -> these outputs.
+        whole: let a call take the whole batch, of which one sample is kept, as a test of sizes
+            above 1 demands; otherwise it takes that sample alone.
 
     Attributes:
-        inexact: elements of x_next, so far, that are not the update of the graph's own x0_hat.
+        inexact: elements of x_next and next_step, so far, that are not the update of the graph's
+            own x0_hat and step + 1.
         elements: elements in all.
     """
 
-    def __init__(self, conditioning: Graph, step: Graph) -> None:
-        self._conditioning, self._step = conditioning, step
+    def __init__(self, conditioning: Graph, step: Graph, *, whole: bool = False) -> None:
+        self._conditioning, self._step, self._whole = conditioning, step, whole
         self.inexact = self.elements = 0
+        self._squares = np.zeros(2)  # of what is wrong in x_next, and of x_next
 
     def __call__(self, x_t: Array, t: Array, x0_prev: Array) -> Array:
         """x_t [B, T, d], t [B], x0_prev [B, T, d] -> x0_hat [B, T, d]."""
@@ -53,16 +60,29 @@ class LoopDenoiser:
         estimates = []
         for row in range(len(t)):
             own = slice(row, row + 1)
-            x, eps = x_t[own], noise[own]
-            x_next, x0_hat = self._step(
-                ["x_next", "x0_hat"],
-                *(x, x0_prev[own], np.array([row]), modulations, coefficients, eps),
+            part = slice(None) if self._whole else own
+            x, eps = x_t[part], noise[part]
+            x_next, x0_hat, number = self._step(
+                ["x_next", "x0_hat", "next_step"],
+                *(x, x0_prev[part], np.array([row]), modulations, coefficients, eps),
             )
             A, B, C = coefficients[row]
-            self.inexact += int(np.sum(x_next != A * x + B * x0_hat + C * eps))
-            self.elements += x_next.size
-            estimates.append(x0_hat)
+            self._note(x_next, A * x + B * x0_hat + C * eps, int(number[0]) == row + 1)
+            estimates.append(x0_hat[own] if self._whole else x0_hat)
         return np.concatenate(estimates)
+
+    def _note(self, x_next: Array, expected: Array, counted: bool) -> None:
+        self.inexact += int(np.sum(x_next != expected)) + (not counted)
+        self.elements += x_next.size + 1
+        with np.errstate(all="ignore"):  # what overflows fails by its distance
+            wrong = np.sum(np.square(x_next - expected, dtype=np.float64)) if counted else np.inf
+            self._squares += wrong, np.sum(np.square(expected, dtype=np.float64))
+
+    @property
+    def distance(self) -> float:
+        """Of x_next from the update, relative L2; infinite after a wrong next_step."""
+        wrong, whole = self._squares
+        return float(np.sqrt(wrong / whole))
 
 
 def float32_lines(subject: Subject) -> Iterator[Line]:

@@ -1,12 +1,16 @@
 """The question about compiled engines: on this GPU, do they compute what PyTorch computes?
 
-engine      fp32: the engine = float32 PyTorch. half: held to the error of PyTorch's autocast on
-            the same inputs; token ids: PyTorch's choice but for near-ties. What is compared is the
-            third run of a case, which replays a captured CUDA graph.
+engine          fp32: the engine = float32 PyTorch. half: held to the error of PyTorch's autocast on
+                the same inputs; token ids: PyTorch's choice but for near-ties. Of the denoiser, the
+                loop's two engines behind its interface. What is compared is the third run of a
+                case, which replays a captured CUDA graph.
+engine update   x_next = A x + B x0_hat + C eps in float32, as closely as float32 agrees, and
+                next_step = step + 1
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from engines.manifest import Manifest
+from engines.proof.derived import LOOP, LoopDenoiser
 from engines.proof.gates import (
     AUTOCAST_RATIO,
     FORMULA_L2,
@@ -29,7 +34,7 @@ from engines.runtime.torch_stage import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
 from export import precision as policies
-from export.stages import DEPLOYED, compared
+from export.stages import COMPILED, DEPLOYED, compared, stage
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -46,32 +51,47 @@ def engine_lines(
     cases: Sequence[Case],
     progress: Callable[[str], None],
 ) -> Iterator[Line]:
-    """Compare every engine with the reference model, on the GPU of `runtime`.
+    """Compare the engines with the reference model, on the GPU of `runtime`.
 
     Raises:
         ArtifactError: an engine was not built, not for this GPU, or has changed.
         EngineRunError, StageInputError: it cannot be run.
     """
-    for name in DEPLOYED:
-        spec = compared(name)
+    for weights in DEPLOYED:
+        names = [name for name in COMPILED if stage(name).weights == weights]
+        spec = compared(weights)
         reference = TorchStage(model, spec)
         inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
         expected = {case: reference(*arrays) for case, arrays in inputs.items()}
         for precision in precisions:
-            progress(f"{name} {precision}, engine")
+            progress(f"{weights} {precision}, engine")
             subject = Subject(model, spec, precision, "given", {}, inputs, expected)
-            stage = TrtStage.from_artifacts(runtime, folder, manifest, name, precision)
-            try:
-                outputs = {case: _last_run(stage, arrays) for case, arrays in inputs.items()}
-            finally:
-                stage.close()
-            yield from _judge(subject, outputs, ids=name != spec.name)
+            with _stages(runtime, folder, manifest, names, precision) as stages:
+                loop = None
+                if names == list(LOOP):
+                    loop = LoopDenoiser(*(part.fetch for part in stages), whole=True)
+                call: Callable[..., Array] = loop or stages[0]
+                outputs = {case: _last_run(call, arrays) for case, arrays in inputs.items()}
+            yield from _judge(subject, outputs, ids=stage(names[0]).role == "ids")
+            if loop is not None:  # a device may contract the update
+                yield subject.line("engine update", ALL, loop.distance, FORMULA_L2)
 
 
-def _last_run(stage: TrtStage, arrays: tuple[Array, ...]) -> Array:
-    for _ in range(RUNS - 1):
-        stage.run(*arrays)
-    return stage(*arrays)
+@contextlib.contextmanager
+def _stages(
+    runtime: TrtRuntime, folder: Path, manifest: Manifest, names: Sequence[str], precision: str
+) -> Iterator[list[TrtStage]]:
+    """Stages that give their memory back."""
+    with contextlib.ExitStack() as closing:
+        stages = []
+        for name in names:
+            stages.append(TrtStage.from_artifacts(runtime, folder, manifest, name, precision))
+            closing.callback(stages[-1].close)
+        yield stages
+
+
+def _last_run(call: Callable[..., Array], arrays: tuple[Array, ...]) -> Array:
+    return [call(*arrays) for _ in range(RUNS)][-1]
 
 
 def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Iterator[Line]:

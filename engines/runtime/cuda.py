@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from ldlm.errors import EngineRunError, ProviderError, installs
 
 Array = NDArray[Any]
+Float32s = NDArray[np.float32]
 
 
 class Device(Protocol):
@@ -37,8 +40,14 @@ class Device(Protocol):
     def stream(self) -> int:
         """A new stream."""
 
+    def pinned(self, size: int) -> Float32s:
+        """[size] in page-locked host memory; an upload reads it when its turn comes, not before."""
+
     def upload(self, pointer: int, array: Array, stream: int) -> None:
-        """Copy a contiguous array to the device, in stream order."""
+        """Copy a contiguous array to the device, in stream order.
+
+        One that is not pinned may be changed as soon as this returns.
+        """
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
         """Copy within the device, in stream order."""
@@ -48,6 +57,21 @@ class Device(Protocol):
 
     def synchronize(self, stream: int) -> None:
         """Wait until the stream has done its work."""
+
+    def event(self) -> int:
+        """A new event, a mark in a stream's work."""
+
+    def record(self, event: int, stream: int) -> None:
+        """Put an event behind the work that the stream has so far."""
+
+    def wait(self, event: int) -> None:
+        """Wait until the device has reached an event."""
+
+    def elapsed(self, first: int, second: int) -> float:
+        """Seconds from one event to another, both of them reached."""
+
+    def drop(self, event: int) -> None:
+        """Destroy an event."""
 
     def capture(self, stream: int) -> Any:
         """A context: what is enqueued in it is recorded, not run; see `Captured`."""
@@ -115,6 +139,13 @@ class Cuda:
         flags = self._lib.cudaStreamNonBlocking
         return int(self._call("cudaStreamCreateWithFlags", flags))
 
+    def pinned(self, size: int) -> Float32s:
+        pointer = int(self._call("cudaMallocHost", 4 * size))
+        memory = (ctypes.c_float * size).from_address(pointer)
+        # Arrays over it keep it alive.
+        weakref.finalize(memory, self._lib.cudaFreeHost, pointer).atexit = False
+        return np.ctypeslib.as_array(memory)
+
     def upload(self, pointer: int, array: Array, stream: int) -> None:
         kind = self._lib.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", pointer, array.ctypes.data, array.nbytes, kind, stream)
@@ -130,6 +161,21 @@ class Cuda:
 
     def synchronize(self, stream: int) -> None:
         self._call("cudaStreamSynchronize", stream)
+
+    def event(self) -> int:
+        return int(self._call("cudaEventCreate"))
+
+    def record(self, event: int, stream: int) -> None:
+        self._call("cudaEventRecord", event, stream)
+
+    def wait(self, event: int) -> None:
+        self._call("cudaEventSynchronize", event)
+
+    def elapsed(self, first: int, second: int) -> float:
+        return 1e-3 * float(self._call("cudaEventElapsedTime", first, second))
+
+    def drop(self, event: int) -> None:
+        self._call("cudaEventDestroy", event)
 
     @contextmanager
     def capture(self, stream: int) -> Iterator[Captured]:
@@ -175,6 +221,10 @@ class DeviceArray:
     def nbytes(self) -> int:
         """Size of the present content."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def is_of(self, device: Device, stream: int) -> bool:
+        """Whether this stream of this device fills it, so that its work comes in order."""
+        return (self.device, self.stream) == (device, stream)
 
     def numpy(self) -> Array:
         """A copy on the host."""

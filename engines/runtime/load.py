@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engines.manifest import TOKENIZER, Manifest, require_origin
 from engines.runtime.libraries import LIBRARIES
-from export.stages import DEPLOYED, sharing, stage
+from export.stages import COMPILED, DEPLOYED, sharing, stage
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
 from ldlm.sampler import Stages
 
@@ -50,6 +50,8 @@ def load_stages(
     only = "cuda" if runtime in LIBRARIES else "cpu"
     if runtime != "ort" and provider not in (None, only):
         raise ConfigError(f"runtime {runtime} has one device", expected=only, got=provider)
+    if plain and runtime != "ort":
+        raise ConfigError(f"runtime {runtime} has one loop", expected="ort", got="plain")
     if runtime == "torch" and precision != "fp32":
         raise ConfigError("the torch runtime is the reference", expected="fp32", got=precision)
     if checkpoint is not None:
@@ -95,24 +97,28 @@ def _onnxruntime(
 
     if plain:
         return Stages(*(load(name) for name in DEPLOYED))
-    latents = next(s for s in reversed(sharing("latent_decoder", precision)))
-    return Stages(
-        None,
-        load(latents.name),
-        load("token_decoder"),
-        loop=OrtLoop(load("conditioning"), load("denoiser_step")),
+    step = OrtStage.from_artifacts(
+        folder, manifest, "denoiser_step", precision, provider=provider, cuda_graphs=True
     )
+    loop = OrtLoop(load("conditioning"), step)
+    latents = sharing("latent_decoder", precision)[-1]
+    return Stages(None, load(latents.name), load("token_decoder"), loop=loop)
 
 
 def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: str) -> Stages:
-    """The engines, in one runtime: they share the stream and the scratch memory."""
+    """The engines, in one runtime: they share the stream and the scratch memory.
+
+    What goes from the loop to the decoders stays on the device.
+    """
     from engines.runtime.trt import TrtRuntime
+    from engines.runtime.trt_loop import TrtLoop
     from engines.runtime.trt_stage import TrtStage
 
     shared = TrtRuntime(runtime)
-    return Stages(
-        *(TrtStage.from_artifacts(shared, folder, manifest, n, precision) for n in DEPLOYED)
+    conditioning, step, latents, tokens = (
+        TrtStage.from_artifacts(shared, folder, manifest, name, precision) for name in COMPILED
     )
+    return Stages(None, latents.run, tokens, loop=TrtLoop(conditioning, step))
 
 
 def _evaluator(folder: Path, manifest: Manifest, precision: str) -> Stages:

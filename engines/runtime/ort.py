@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ class OrtStage:
         optimisation: graph optimisation level; "all" is what is deployed.
         threads: intra-op threads; None is one per core.
         ranges: allowed sizes of the dynamic axes; None is what the graph was exported for.
+        cuda_graphs: with "cuda", capture a graph per `run_options`; for bound buffers alone.
 
     Raises:
         ProviderError: the provider is unknown, not installed, or does not start.
@@ -55,12 +57,18 @@ class OrtStage:
         optimisation: str = "all",
         threads: int | None = None,
         ranges: Mapping[str, AxisRange] | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         self.spec = spec
         self.config = config
+        self.device = provider
         self.ranges = dict(ranges) if ranges is not None else graph_ranges(config)
         self._outputs = [tensor.name for tensor in spec.outputs]
-        self._session = _open(path, spec, provider, optimisation, threads)
+        self._cuda_graphs = itertools.count() if cuda_graphs and provider == "cuda" else None
+        chosen = dict(PROVIDER_OPTIONS.get(provider, {}))
+        if self._cuda_graphs is not None:
+            chosen["enable_cuda_graph"] = "1"
+        self._session = _open(path, spec, provider, chosen, optimisation, threads)
 
     @classmethod
     def from_artifacts(
@@ -97,6 +105,13 @@ class OrtStage:
         """The session, for a caller that binds buffers of its own."""
         return self._session
 
+    def run_options(self) -> ort.RunOptions:
+        """For one binding whose addresses stay: with CUDA graphs, it has one of its own."""
+        options = ort.RunOptions()
+        if self._cuda_graphs is not None:
+            options.add_run_config_entry("gpu_graph_id", str(next(self._cuda_graphs)))
+        return options
+
     def run(self, names: Sequence[str], *inputs: Array) -> list[Array]:
         """The named outputs of the graph, which may have more than the spec's.
 
@@ -114,7 +129,12 @@ def _identity(stat: os.stat_result | None) -> tuple[int, ...]:
 
 
 def _open(
-    path: Path, spec: StageSpec, provider: str, optimisation: str, threads: int | None
+    path: Path,
+    spec: StageSpec,
+    provider: str,
+    provider_options: Mapping[str, str],
+    optimisation: str,
+    threads: int | None,
 ) -> ort.InferenceSession:
     if provider not in PROVIDERS:
         raise ProviderError("no such provider", expected=" or ".join(PROVIDERS), got=provider)
@@ -140,7 +160,7 @@ def _open(
         # ONNX Runtime would otherwise run what the device cannot on the CPU, with a warning.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
-        chosen = [(wanted, PROVIDER_OPTIONS[provider])]
+        chosen = [(wanted, dict(provider_options))]
         session = ort.InferenceSession(str(path), options, providers=chosen)
     except Exception as error:  # the library's exceptions share no base but this one
         kind = ArtifactError if provider == "cpu" else ProviderError

@@ -1,7 +1,7 @@
 """The sampler's loop on ONNX Runtime: one bound call per step, and nothing else on the host.
 
-The state goes to and fro between two pairs of buffers, so that no step allocates or copies. The
-modulations of all steps are computed before the loop.
+The state and the step's number go to and fro between two sets of buffers, so that no step allocates
+or copies. The modulations of all steps are computed before the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from engines.runtime.ort import OrtStage
-from export.stages import TABLE_STEPS, checked_feeds
+from engines.runtime.tables import Part, parts
+from export.stages import checked_feeds
 from ldlm.noise import NoiseStream
 from ldlm.sampler import Run, Tick
 from ldlm.solvers import StepTable
@@ -25,11 +26,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Tables:
-    """Up to TABLE_STEPS steps as `denoiser_step` reads them; rows past `steps` are not used."""
+    """A part of the steps as `denoiser_step` reads it."""
 
-    steps: int
+    part: Part
     modulations: Array
-    coefficients: Array
+
+
+# What a step hands to the next: input and output.
+STATE = {"x": "x_next", "x0_prev": "x0_hat", "step": "next_step"}
 
 
 class OrtLoop:
@@ -51,89 +55,99 @@ class OrtLoop:
 
         The run raises StageInputError for a batch or length that the graph was not made for.
         """
-        tables = [self._tables(table, first) for first in range(0, len(table), TABLE_STEPS)]
+        tables = [Tables(part, self._conditioning(part.t)) for part in parts(table)]
+        memories: dict[tuple[int, ...], Buffers] = {}
 
         def run(noise: NoiseStream, tick: Tick) -> Array:
-            buffers = Buffers(self._step, noise, tables[0])
-            for part in tables:
-                buffers.bind_tables(part)
-                for row in range(part.steps):
-                    if part.coefficients[row, 2]:
-                        noise.draw(buffers.noise)
+            if noise.shape not in memories:
+                memories[noise.shape] = Buffers(self._step, noise.shape, tables[0])
+            buffers = memories[noise.shape]
+            buffers.begin(noise)
+            for item in tables:
+                buffers.read(item)
+                for row in range(item.part.steps):
+                    if item.part.draws(row):
+                        buffers.draw(noise)
                     started = time.perf_counter()
-                    buffers.call(row)
+                    buffers.call()
                     self.inside += time.perf_counter() - started
                     tick()
-            return buffers.state
+            return buffers.state()
 
         return run
 
-    def _tables(self, table: StepTable, first: int) -> Tables:
-        rows = slice(first, first + TABLE_STEPS)
-        t = np.ones(TABLE_STEPS, np.float32)
-        coefficients = np.zeros((TABLE_STEPS, 3), np.float32)
-        steps = len(table.t[rows])
-        t[:steps] = table.t[rows]
-        for column, values in enumerate((table.A, table.B, table.C)):
-            coefficients[:steps, column] = values[rows]
-        return Tables(steps, self._conditioning(t), coefficients)
-
 
 class Buffers:
-    """The memory of one batch, bound to the step's inputs and outputs once in each direction.
+    """The memory of one batch on the provider's device, bound to the step's inputs and outputs.
+
+    There are two bindings: one reads the first of each pair of state buffers and writes the
+    second, the other the reverse. Addresses never change, so that CUDA graphs can be replayed.
 
     Args:
         step: the graph.
-        noise: gives the shape, and the first state.
-        first: the tables that will be bound first.
+        shape: (B, T, d).
+        first: tables of the size that will be read.
 
     Raises:
         StageInputError: the graph does not take the shape.
     """
 
-    def __init__(self, step: OrtStage, noise: NoiseStream, first: Tables) -> None:
+    def __init__(self, step: OrtStage, shape: tuple[int, ...], first: Tables) -> None:
         self._session = step.session
-        self._x = [noise.draw(), np.empty(noise.shape, np.float32)]
-        self._x0 = [np.zeros(noise.shape, np.float32), np.empty(noise.shape, np.float32)]
-        self._number = np.zeros(1, np.int64)
-        self.noise = np.zeros(noise.shape, np.float32)
+        self._noise = np.zeros(shape, np.float32)
+        arrays: dict[str, Array] = {
+            "x": self._noise,
+            "x0_prev": self._noise,
+            "step": np.zeros(1, np.int64),
+            "modulations": first.modulations,
+            "coefficients": first.part.coefficients,
+            "noise": self._noise,
+        }
+        checked_feeds(step.spec, step.config, step.ranges, list(arrays.values()))
+
+        def value(name: str) -> ort.OrtValue:
+            # A copy: on the CPU the value would otherwise be the array itself.
+            return ort.OrtValue.ortvalue_from_numpy(arrays[name].copy(), step.device, 0)
+
+        self._inputs = {name: value(name) for name in ("modulations", "coefficients", "noise")}
+        self._state = {name: (value(name), value(name)) for name in STATE}
         self._bindings = [self._bound(source) for source in (0, 1)]
+        self._options = [step.run_options() for _ in self._bindings]
         self._turn = 0
-        tables = (first.modulations, first.coefficients)
-        inputs = (self._x[0], self._x0[0], self._number, *tables, self.noise)
-        checked_feeds(step.spec, step.config, step.ranges, inputs)
 
-    @property
+    def begin(self, noise: NoiseStream) -> None:
+        """Take the first state from the noise."""
+        self._turn = 0
+        noise.draw(self._noise)
+        self._state["x"][0].update_inplace(self._noise)
+        self._state["x0_prev"][0].update_inplace(np.zeros_like(self._noise))
+
+    def read(self, tables: Tables) -> None:
+        """Let the next calls read these tables, from their first row."""
+        self._inputs["modulations"].update_inplace(tables.modulations)
+        self._inputs["coefficients"].update_inplace(tables.part.coefficients)
+        self._state["step"][self._turn].update_inplace(np.zeros(1, np.int64))
+
+    def draw(self, noise: NoiseStream) -> None:
+        """Give the next call noise of its own."""
+        noise.draw(self._noise)
+        self._inputs["noise"].update_inplace(self._noise)
+
+    def call(self) -> None:
+        """One step, with the next row of the tables."""
+        turn = self._turn
+        self._session.run_with_iobinding(self._bindings[turn], self._options[turn])
+        self._turn = 1 - turn
+
     def state(self) -> Array:
-        """The latents x after the last call."""
-        return self._x[self._turn]
-
-    def bind_tables(self, tables: Tables) -> None:
-        """Let the next calls read these tables."""
-        for binding in self._bindings:
-            for name in ("modulations", "coefficients"):
-                _bind(binding.bind_input, name, getattr(tables, name))
-
-    def call(self, row: int) -> None:
-        """One step, with a row of the tables that are bound."""
-        self._number[0] = row
-        self._session.run_with_iobinding(self._bindings[self._turn])
-        self._turn = 1 - self._turn
+        """The latents x after the last call, on the host."""
+        return np.array(self._state["x"][self._turn].numpy())
 
     def _bound(self, source: int) -> ort.IOBinding:
-        """Read the buffers `source`, write the others."""
         binding = self._session.io_binding()
-        for name, array in (
-            ("x", self._x[source]),
-            ("x0_prev", self._x0[source]),
-            ("step", self._number),
-            ("noise", self.noise),
-        ):
-            _bind(binding.bind_input, name, array)
-        _bind(binding.bind_output, "x_next", self._x[1 - source])
-        _bind(binding.bind_output, "x0_hat", self._x0[1 - source])
+        for name, value in self._inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, output in STATE.items():
+            binding.bind_ortvalue_input(name, self._state[name][source])
+            binding.bind_ortvalue_output(output, self._state[name][1 - source])
         return binding
-
-
-def _bind(bind: Any, name: str, array: Array) -> None:
-    bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -57,12 +57,12 @@ def test_from_checkpoint_to_engines_and_text(tmp_path: Path) -> None:
         assert cases == {(b, t) for b in (1, 3) for t in (1, 17, 128)}
 
     engines = {(e.precision, e.stage): e for e in manifest.engines}
-    assert len(engines) == 6
+    assert len(engines) == 8
     for (precision, stage), entry in engines.items():
         entry.engine.verified(folder)
         assert set(entry.sms) >= AMPERE_ON
-        assert ("sm75" in entry.sms) == (precision == "fp16" and stage != "denoiser")
-    assert "no float32 matrix product" in engines["fp16", "denoiser"].refused["sm75"]
+        assert ("sm75" in entry.sms) == (precision == "fp16" and stage != "conditioning")
+    assert "no float32 matrix product" in engines["fp16", "conditioning"].refused["sm75"]
     assert "pass" in shown
     assert "fail" not in shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from engines.artifacts import build_artifacts, export_artifacts
 from engines.compile.target import rtx_target
 from engines.compile.targets import profiles
 from engines.keys import Decision, Digests, closure, source_digest
+from engines.manifest import FileEntry
 from engines.proof.parity import Extra, Parity, reasons
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
@@ -95,7 +97,7 @@ def test_the_real_commands_do_not_import_torch_for_nothing(
         [sys.executable, "-c", script, *lines], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("nothing that it depends on has changed") == 18
+    assert done.stdout.count("nothing that it depends on has changed") == 21
 
 
 def test_other_weights_make_everything_again(
@@ -117,7 +119,9 @@ def test_other_weights_make_everything_again(
 
 def test_other_targets_or_profiles_make_engines_alone(made: Path, own_checkpoint: Path) -> None:
     assert why(build(made, ("sm80", "sm89"))) == {("targets: sm89 -> sm80 sm89",)}
-    assert why(build(made, ("sm80", "sm89"), batch=(1, 2, 4))) == {("profiles changed",)}
+    others = build(made, ("sm80", "sm89"), batch=(1, 2, 4))
+    assert why([d for d in others if "conditioning" not in d.what]) == {("profiles changed",)}
+    assert why([d for d in others if "conditioning" in d.what]) == {()}  # it has one shape
     assert why(export(own_checkpoint, made)) == {()}
 
 
@@ -158,9 +162,29 @@ def test_a_file_that_was_touched_is_made_again(made: Path, own_checkpoint: Path)
     found = [d for d in export(own_checkpoint, made) if d.reasons]
     assert [d.what for d in found] == ["fp16 denoiser"]
     assert "is not the file that was made" in found[0].reasons[0]
-    engine = made / "engines" / "fp16" / "rtx" / "denoiser.engine"
+    engine = made / "engines" / "fp16" / "rtx" / "denoiser_step.engine"
     engine.unlink()
-    assert [d.what for d in build(made) if d.reasons] == ["fp16 denoiser"]
+    assert [d.what for d in build(made) if d.reasons] == ["fp16 denoiser_step"]
+
+
+def test_an_engine_that_is_compiled_no_more_goes_with_the_next(made: Path) -> None:
+    manifest = manifests.load(made)
+    entry = manifest.engine("fp16", "denoiser_step", "rtx")
+    source = manifest.graph("fp16", "denoiser")
+    path = made / "engines" / "fp16" / "rtx" / "denoiser.engine"
+    path.write_bytes(b"older")
+    origin = {"graph": source.graph.sha256, "graph's weights": source.data.sha256}
+    with manifests.updated(made) as manifest:
+        manifest.put_engine(
+            dataclasses.replace(
+                entry, stage="denoiser", engine=FileEntry.of(made, path), made_from=origin
+            )
+        )
+    assert why(build(made)) == {()}
+    assert path.exists()
+    build(made, ("sm80",))
+    assert not path.exists()
+    assert len(manifests.load(made).engines) == 8
 
 
 def test_a_tokenizer_that_changed_is_all_that_is_written(made: Path, own_checkpoint: Path) -> None:
@@ -169,7 +193,7 @@ def test_a_tokenizer_that_changed_is_all_that_is_written(made: Path, own_checkpo
     before = files.sha256(made / "tokenizer.json")
     assert why(export(own_checkpoint, made)) == {()}
     assert files.sha256(made / "tokenizer.json") != before
-    assert len(manifests.load(made).engines) == 6
+    assert len(manifests.load(made).engines) == 8
 
 
 def test_hashes_are_remembered_until_the_file_changes(

@@ -85,7 +85,7 @@ def test_killed_at_thirty_moments(checkpoints: list[Path], tmp_path: Path) -> No
     assert sum(outcomes.values()) == KILLS
     finish(start(checkpoints[1], folder, "fp32,fp16", log))
     assert weights_of(folder) == hashes[1]
-    assert len(manifests.load(folder).engines) == 6
+    assert len(manifests.load(folder).engines) == 8
     collect(folder)
     assert not leftovers(folder)
     print(dict(outcomes))  # noqa: T201

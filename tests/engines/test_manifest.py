@@ -12,7 +12,7 @@ from engines import manifest as manifests
 from engines.artifacts import build_artifacts, export_artifacts
 from engines.compile.target import rtx_target
 from engines.compile.targets import profiles
-from engines.manifest import FileEntry
+from engines.manifest import FileEntry, Manifest
 from engines.report import summary_table
 from ldlm import LDLM, PRESETS, files
 from ldlm.errors import ArtifactError, DiskSpaceError, EngineBuildError
@@ -71,6 +71,27 @@ def test_a_precision_that_is_not_whole_is_not_taken_unasked(small_artifacts: Pat
     summary_table(small_artifacts, manifest)
 
 
+def test_the_summary_has_one_row_for_the_two_engines_of_the_denoiser(small_artifacts: Path) -> None:
+    def row(manifest: Manifest) -> tuple[str, str]:
+        columns = [list(c.cells) for c in summary_table(small_artifacts, manifest).columns]
+        place = list(zip(columns[0], columns[1], strict=True)).index(("denoiser", "fp16"))
+        return str(columns[3][place]), str(columns[4][place])
+
+    manifest = manifests.load(small_artifacts)
+    sizes = {e.stage: e.engine.bytes for e in manifest.engines if e.precision == "fp16"}
+    whole = sizes["conditioning"] + sizes["denoiser_step"]
+    size, where = row(manifest)
+    assert size == f"{whole / 1e6:,.1f}"
+    lines = where.splitlines()
+    assert lines[0] == "rtx 80 86 89 120 121"  # Turing can have a step, and no conditioning
+    assert len(lines) == 2
+    assert "not sm75" in lines[1]
+    manifest.engines = [e for e in manifest.engines if e.stage != "conditioning"]
+    size, where = row(manifest)
+    assert size == f"{sizes['denoiser_step'] / 1e6:,.1f}"
+    assert where.splitlines()[1] == "[yellow]not built[/]: conditioning"
+
+
 def test_another_configuration_is_another_model(
     small_artifacts: Path, own_checkpoint: Path
 ) -> None:
@@ -113,18 +134,18 @@ def test_artifacts_do_not_overwrite_something_else(small_checkpoint: Path, tmp_p
 def test_engines_know_the_graph_they_came_from(own_artifacts: Path, small_artifacts: Path) -> None:
     """A graph that changed drops its engines from the manifest."""
     manifest = manifests.load(own_artifacts)
-    entry = manifest.graph("fp32", "denoiser")
+    entry = manifest.graph("fp32", "denoiser_step")
     manifest.put_graph(entry)
-    assert len(manifest.engines) == 9
+    assert len(manifest.engines) == 12
     changed = dataclasses.replace(entry, data=dataclasses.replace(entry.data, sha256="0" * 64))
     manifest.put_graph(changed)
-    assert len(manifest.engines) == 8
+    assert len(manifest.engines) == 11
     with pytest.raises(ArtifactError, match="exported anew"):
         manifest.put_engine(
             next(
                 e
                 for e in manifests.load(small_artifacts).engines
-                if (e.precision, e.stage) == ("fp32", "denoiser")
+                if (e.precision, e.stage) == ("fp32", "denoiser_step")
             )
         )
 
@@ -181,7 +202,7 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
     before = {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()}
     arguments = (rtx_target(["sm89"]), profiles(PRESETS["small"]), silent)
     monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 100)
-    with pytest.raises(DiskSpaceError, match=r"denoiser\.engine") as caught:
+    with pytest.raises(DiskSpaceError, match=r"conditioning\.engine") as caught:
         build_artifacts(own_artifacts, ["fp16"], *arguments)
     assert "100 bytes free" in str(caught.value)
     monkeypatch.undo()

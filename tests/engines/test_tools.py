@@ -99,9 +99,12 @@ def test_a_folder_shows_what_it_was_made_from(small_artifacts: Path) -> None:
     document = describe(small_artifacts)
     graph = document["graphs"]["fp16/denoiser"]
     assert {"weights", "policy", "code of the stage", "torch"} <= graph["made from"].keys()
-    engine = document["engines"]["fp16/rtx/denoiser"]
-    assert engine["runs on"] == ["sm80", "sm86", "sm89", "sm120", "sm121"]
+    engine = document["engines"]["fp16/rtx/denoiser_step"]
+    assert engine["runs on"] == ["sm75", "sm80", "sm86", "sm89", "sm120", "sm121"]
     assert "latency" in engine["profiles"]
+    engine = document["engines"]["fp16/rtx/conditioning"]
+    assert engine["runs on"] == ["sm80", "sm86", "sm89", "sm120", "sm121"]
+    assert engine["profiles"] == "one shape"
     json.dumps(document)
 
 
@@ -118,7 +121,7 @@ def test_an_onnx_file_shows_its_islands(small_artifacts: Path) -> None:
 
 
 def test_files_that_are_not_what_they_were(own_artifacts: Path, tmp_path: Path) -> None:
-    engine = own_artifacts / "engines" / "fp16" / "rtx" / "denoiser.engine"
+    engine = own_artifacts / "engines" / "fp16" / "rtx" / "conditioning.engine"
     assert describe(engine)["manifest"]["runs on"][0] == "sm80"
     engine.write_bytes(b"other")
     assert describe(engine)["manifest"]["file"] == "CHANGED SINCE"
@@ -143,7 +146,7 @@ def test_two_builds_compared(small_artifacts: Path, own_artifacts: Path) -> None
     rows = differences(describe(small_artifacts), describe(own_artifacts))
     keys = [key for key, _, _ in rows]
     assert "tools.torch" in keys
-    assert "engines.bf16/rtx/denoiser.sha256" in keys
+    assert "engines.bf16/rtx/denoiser_step.sha256" in keys
     assert all(key == "tools.torch" or key.startswith("engines.bf16") for key in keys)
 
 
@@ -168,14 +171,14 @@ def test_the_published_schema_is_that_of_the_code(small_artifacts: Path) -> None
 
 def test_a_precision_that_is_not_needed(own_artifacts: Path) -> None:
     found = drop(own_artifacts, "bf16", delete=False)
-    assert len(found) == 4 + 3 + 3  # graphs, their weights, engines
+    assert len(found) == 6 + 3 + 4  # graphs, their weights, engines
     assert manifests.load(own_artifacts).precisions() == ["fp32", "fp16", "bf16"]
     assert drop(own_artifacts, "bf16", delete=True) == found
     assert not any(item.path.exists() for item in found)
     manifest = manifests.load(own_artifacts)
     assert manifest.precisions() == ["fp32", "fp16"]
     assert "bf16" not in manifest.policies
-    assert len(manifest.engines) == 6
+    assert len(manifest.engines) == 8
     with pytest.raises(ArtifactError, match="nothing is there in this precision"):
         drop(own_artifacts, "bf16", delete=True)
 

@@ -13,11 +13,12 @@ from typing import Any
 import fake_tensorrt as fake
 import numpy as np
 import pytest
-from fake_tensorrt import FakeDevice, FakeTensorRT
+from fake_tensorrt import FakeDevice, FakeTensorRT, runtime_of, stage_of
 
 from engines import manifest as manifests
 from engines.manifest import FileEntry
 from engines.proof.engine import engine_lines
+from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Line
 from engines.runtime import libraries
 from engines.runtime.cuda import Cuda, Foreign
@@ -25,9 +26,9 @@ from engines.runtime.engine_file import checked_engine
 from engines.runtime.libraries import load_library
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
-from engines.runtime.trt import RuntimeCache, TrtRuntime
+from engines.runtime.trt import RuntimeCache
 from engines.runtime.trt_stage import SHAPES, TrtStage
-from export.stages import stage
+from export.stages import COMPILED, stage
 from ldlm import LDLM
 from ldlm.errors import (
     ArtifactError,
@@ -56,29 +57,25 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "ldlm-engines"
 
 
-def runtime_of(*folders: Path, sm: str = "sm89") -> TrtRuntime:
-    device = FakeDevice(sm)
-    return TrtRuntime("rtx", device, FakeTensorRT(device, *folders))
-
-
-def stage_of(runtime: TrtRuntime, folder: Path, name: str, **options: Any) -> TrtStage:
-    return TrtStage.from_artifacts(runtime, folder, manifests.load(folder), name, "fp32", **options)
-
-
 def inputs_of(name: str, batch: int, length: int, config: Any) -> list[np.ndarray[Any, Any]]:
     random = np.random.default_rng([batch, length])
     sizes = {"batch": batch, "length": length}
     return [random.random(t.shape(config, sizes), "f4") for t in stage(name).inputs]
 
 
-@pytest.mark.parametrize("name", ["denoiser", "latent_decoder", "token_decoder"])
+@pytest.mark.parametrize("name", COMPILED)
 def test_a_stage_computes_what_its_graph_says(small_artifacts: Path, name: str) -> None:
+    """Every output of it; `conditioning` has one shape, and no profile."""
     manifest = manifests.load(small_artifacts)
     on_engine = stage_of(runtime_of(small_artifacts), small_artifacts, name)
     on_ort = OrtStage.from_artifacts(small_artifacts, manifest, name, "fp32")
+    names = [tensor.name for tensor in on_engine.spec.outputs]
     for batch, length in ((1, 5), (1, 5), (1, 5), (3, 17), (1, 5), (8, 128)):
-        inputs = inputs_of(name, batch, length, manifest.config)
-        np.testing.assert_array_equal(on_engine(*inputs), on_ort(*inputs))
+        inputs = stage_inputs(on_engine.spec, manifest.config, batch, length)
+        expected = on_ort.run(names, *inputs)
+        np.testing.assert_array_equal(on_engine(*inputs), expected[0])
+        for got, wanted in zip(on_engine.fetch(names, *inputs), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
 
 
 def test_profiles_are_chosen_by_shape(small_artifacts: Path) -> None:
@@ -154,14 +151,14 @@ def test_where_no_graph_can_be_captured_the_log_says_so(
 def test_stages_share_one_scratch_memory(small_artifacts: Path) -> None:
     """As large as the largest asks for; a graph that knew the older one is not replayed."""
     runtime = runtime_of(small_artifacts)
-    first = stage_of(runtime, small_artifacts, "denoiser")
-    inputs = inputs_of("denoiser", 1, 4, first.config)
+    first = stage_of(runtime, small_artifacts, "latent_decoder")
+    inputs = inputs_of("latent_decoder", 1, 4, first.config)
     expected = first(*inputs)
     first(*inputs)  # captured
-    assert runtime.scratch.size == 1024
+    assert runtime.scratch.size == 3072
     old = runtime.scratch.pointer
     stage_of(runtime, small_artifacts, "token_decoder")
-    assert runtime.scratch.size == 3072
+    assert runtime.scratch.size == 4096
     assert old not in runtime.device.memory  # type: ignore[attr-defined]
     np.testing.assert_array_equal(first(*inputs), expected)
     assert not runtime.device.graphs  # type: ignore[attr-defined]
@@ -267,11 +264,11 @@ def test_an_engine_that_tensorrt_does_not_take(small_artifacts: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fp32", "denoiser", "rtx", "sm90", "1.7.1"), "built for other GPUs"),
-        (("fp32", "denoiser", "rtx", "sm75", "1.7.1"), "no float32 matrix product"),
-        (("fp32", "denoiser", "rtx", "sm89", "1.8.0"), "another version of TensorRT"),
-        (("fp32", "denoiser", "trt", "sm89", "11.4"), "was not built"),
-        (("fp64", "denoiser", "rtx", "sm89", "1.7.1"), "was not built"),
+        (("fp32", "denoiser_step", "rtx", "sm90", "1.7.1"), "built for other GPUs"),
+        (("fp32", "denoiser_step", "rtx", "sm75", "1.7.1"), "no float32 matrix product"),
+        (("fp32", "denoiser_step", "rtx", "sm89", "1.8.0"), "another version of TensorRT"),
+        (("fp32", "denoiser_step", "trt", "sm89", "11.4"), "was not built"),
+        (("fp64", "denoiser_step", "rtx", "sm89", "1.7.1"), "was not built"),
     ],
 )
 def test_an_engine_that_cannot_run_here(
@@ -324,19 +321,20 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_an_engine_that_is_not_whole(own_artifacts: Path, damage: str) -> None:
-    path = own_artifacts / "engines" / "fp32" / "rtx" / "denoiser.engine"
+    path = own_artifacts / "engines" / "fp32" / "rtx" / "denoiser_step.engine"
     content = path.read_bytes()
     path.unlink()
     if damage == "cut":
         path.write_bytes(content[:-1])
     with pytest.raises(ArtifactError, match=r"is not the file that was made|is missing"):
         checked_engine(
-            own_artifacts, manifests.load(own_artifacts), "fp32", "denoiser", "rtx", "sm89", "1.7.1"
-        )
+            own_artifacts, manifests.load(own_artifacts), "fp32", "denoiser_step", "rtx", "sm89",
+            "1.7.1",
+        )  # fmt: skip
 
 
 def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three stages in one runtime; the same tokens as ONNX Runtime."""
+    """Four stages in one runtime; the same tokens as ONNX Runtime, and nothing else comes back."""
     manifest = manifests.load(small_artifacts)
     runtime = runtime_of(small_artifacts)
     monkeypatch.setattr("engines.runtime.trt.TrtRuntime", lambda _: runtime)
@@ -348,7 +346,8 @@ def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.Monke
         for name in ("rtx", "ort")
     ]
     np.testing.assert_array_equal(*tokens)
-    assert len(runtime.trt.engines) == 3
+    assert len(runtime.trt.engines) == 4
+    assert runtime.device.downloads == 2  # type: ignore[attr-defined]
 
 
 def proof_of_engines(folder: Path, small: LDLM) -> list[Line]:
@@ -363,29 +362,45 @@ def test_engines_are_compared_with_pytorch(small_artifacts: Path, small: LDLM) -
     """ldlm verify --runtime: per precision two stages at once, and the ids case by case."""
     lines = proof_of_engines(small_artifacts, small)
     assert [(line.stage, line.precision) for line in lines] == [
-        *(("denoiser", p) for p in ("fp32", "fp16")),
+        *(("denoiser", p) for p in ("fp32", "fp32", "fp16", "fp16")),
         *(("latent_decoder", p) for p in ("fp32", "fp16")),
         *(("token_decoder_logits", p) for p in ("fp32", "fp32", "fp16", "fp16")),
     ]
-    assert all(line.passed and line.question == "engine" for line in lines)
+    assert all(line.passed for line in lines)
+    assert [line.question for line in lines].count("engine update") == 2
+    assert {line.question for line in lines} == {"engine", "engine update"}
 
 
-@pytest.mark.parametrize("name", ["denoiser", "latent_decoder", "token_decoder"])
+@pytest.mark.parametrize(
+    ("name", "output", "questions"),
+    [
+        ("conditioning", "modulations", {"engine"}),
+        ("denoiser_step", "x0_hat", {"engine", "engine update"}),
+        ("denoiser_step", "x_next", {"engine update"}),
+        ("denoiser_step", "next_step", {"engine update"}),
+        ("latent_decoder", "h_hat", {"engine"}),
+        ("token_decoder", "token_ids", {"engine"}),
+    ],
+)
 def test_an_engine_that_computes_something_else_is_noticed(
-    small_artifacts: Path, small: LDLM, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    small_artifacts: Path, small: LDLM, name: str, output: str, questions: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Case 8: silently wrong on this GPU, and the build said nothing."""
-    call = OrtStage.__call__
+    run = OrtStage.run
 
-    def wrong(stage: OrtStage, *inputs: Any) -> Any:
-        result = call(stage, *inputs)
-        if stage.spec.name != name:
-            return result
-        return (result + 1) % 256 if name == "token_decoder" else result * np.float32(1.01)
+    def wrong(self: OrtStage, names: list[str], *inputs: Any) -> Any:
+        found = dict(zip(names, run(self, names, *inputs), strict=True))
+        if self.spec.name == name:
+            result = found[output]
+            whole = result.dtype == np.int64
+            found[output] = (result + 1) % 256 if whole else result * np.float32(1.01)
+        return list(found.values())
 
-    monkeypatch.setattr(OrtStage, "__call__", wrong)
-    failed = {line.stage for line in proof_of_engines(small_artifacts, small) if not line.passed}
-    assert {stage(item).weights for item in failed} == {name}
+    monkeypatch.setattr(OrtStage, "run", wrong)
+    failed = [line for line in proof_of_engines(small_artifacts, small) if not line.passed]
+    assert {stage(line.stage).weights for line in failed} == {stage(name).weights}
+    assert {line.question for line in failed} == questions
 
 
 @pytest.mark.parametrize("name", ["rtx", "trt"])

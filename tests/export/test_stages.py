@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from export.stages import (
+    COMPILED,
     DEPLOYED,
     STAGES,
     AxisRange,
@@ -30,7 +31,7 @@ def test_names_that_runtimes_share() -> None:
         "conditioning": (["t"], ["modulations"]),
         "denoiser_step": (
             ["x", "x0_prev", "step", "modulations", "coefficients", "noise"],
-            ["x_next", "x0_hat"],
+            ["x_next", "x0_hat", "next_step"],
         ),
         "denoiser": (["x_t", "t", "x0_prev"], ["x0_hat"]),
         "latent_decoder": (["z"], ["h_hat"]),
@@ -39,6 +40,11 @@ def test_names_that_runtimes_share() -> None:
         "token_decoder_logits": (["h_hat"], ["logits"]),
     }
     assert DEPLOYED == ("denoiser", "latent_decoder", "token_decoder")
+    assert COMPILED == ("conditioning", "denoiser_step", "latent_decoder", "token_decoder")
+
+
+def test_a_stage_of_one_shape_says_so() -> None:
+    assert [spec.name for spec in STAGES if not spec.dynamic] == ["conditioning"]
 
 
 def test_shapes_come_from_the_config() -> None:

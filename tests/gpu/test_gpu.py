@@ -21,6 +21,7 @@ from engines import manifest as manifests
 from engines.artifacts import build_artifacts
 from engines.compile.target import rtx_target, trt_target
 from engines.compile.targets import RTX_SMS, profiles
+from engines.proof.derived import LOOP, LoopDenoiser
 from engines.proof.gates import AUTOCAST_RATIO, FORMULA_L2
 from engines.proof.inputs import stage_inputs
 from engines.runtime.cuda import Cuda
@@ -29,11 +30,14 @@ from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch_stage import TorchStage
 from engines.runtime.trt import TrtRuntime
+from engines.runtime.trt_loop import TrtLoop
 from engines.runtime.trt_stage import TrtStage
 from export.stages import DEPLOYED, compared, stage
 from ldlm import LDLM
 from ldlm.errors import LDLMError, ProviderError
+from ldlm.noise import NoiseStream
 from ldlm.sampler import SampleRequest, sample
+from ldlm.solvers import step_table
 
 pytestmark = pytest.mark.gpu
 
@@ -104,7 +108,11 @@ def test_engines_compute_what_pytorch_computes(
 ) -> None:
     """Case 8: parity on the target GPU, at the deployed precision; plain, captured, replayed."""
     manifest = manifests.load(built)
-    on_engine = TrtStage.from_artifacts(runtime, built, manifest, name, precision)
+    names = LOOP if name == "denoiser" else (name,)
+    stages = [TrtStage.from_artifacts(runtime, built, manifest, n, precision) for n in names]
+    on_engine: Callable[..., Array] = stages[0]
+    if name == "denoiser":
+        on_engine = LoopDenoiser(*(part.fetch for part in stages), whole=True)
     for batch, length in CASES:
         inputs = stage_inputs(compared(name), small.config, batch, length)
         expected = TorchStage(small, stage(name))(*inputs)
@@ -147,15 +155,42 @@ def test_the_sampler_writes_the_same_tokens(runtime: TrtRuntime, built: Path) ->
     assert agreement >= 0.99
 
 
+def test_the_loop_on_the_device_is_that_of_onnxruntime(runtime: TrtRuntime, built: Path) -> None:
+    """Two batches, two tables of modulations; prints the share of time outside the graph."""
+    manifest = manifests.load(built)
+    request = SampleRequest(
+        d_model=manifest.config.d_model, length=64, samples=4, batch_size=2, steps=100,
+        solver="ddpm", seed=5,
+    )  # fmt: skip
+    on_engines, on_ort = (
+        load_stages(built, manifest, runtime=name) for name in (runtime.name, "ort")
+    )
+    np.testing.assert_array_equal(sample(on_engines, request), sample(on_ort, request))
+
+    loop = on_engines.loop
+    assert isinstance(loop, TrtLoop)
+    run = loop(step_table("ddpm", request.schedule, request.schedule.grid(1024)))
+    noise = NoiseStream(0, range(2), (request.length, request.d_model))
+    inside, began = loop.inside, time.perf_counter()
+    run(noise, lambda: None)
+    seconds = time.perf_counter() - began
+    share = 1 - (loop.inside - inside) / seconds
+    print(  # noqa: T201
+        f"\n{runtime.device.name}, {runtime.name} fp32: {1e3 * seconds / 1024:.3f} ms a step, "
+        f"{100 * share:.1f} % outside the graph"
+    )
+
+
 def test_latency_of_a_step(runtime: TrtRuntime, built: Path, small: LDLM) -> None:
     """A table, and no limit: a time is no test."""
     manifest = manifests.load(built)
-    inputs = stage_inputs(stage("denoiser"), small.config, 1, 64)
+    inputs = stage_inputs(stage("denoiser_step"), small.config, 1, 64)
     for precision in ("fp32", "fp16"):
-        step = TrtStage.from_artifacts(runtime, built, manifest, "denoiser", precision)
+        step = TrtStage.from_artifacts(runtime, built, manifest, "denoiser_step", precision)
+        step.run(*inputs)
 
         def run(step: TrtStage = step) -> None:
-            step.run(*inputs)
+            step.launch({"batch": 1, "length": 64})
             runtime.device.synchronize(runtime.stream)
 
         print(  # noqa: T201

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import hashlib
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,9 @@ from numpy.typing import NDArray
 from engines import manifest as manifests
 from engines.runtime.cuda import Captured
 from engines.runtime.ort import OrtStage
-from export.stages import DEPLOYED, StageSpec, stage
+from engines.runtime.trt import TrtRuntime
+from engines.runtime.trt_stage import TrtStage
+from export.stages import COMPILED, DYNAMIC, StageSpec, stage
 from ldlm.errors import EngineRunError
 
 Array = NDArray[Any]
@@ -34,42 +38,88 @@ def at(pointer: int, shape: tuple[int, ...], dtype: str) -> Array:
     return np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
 
 
+Work = Callable[[], object]
+
+
 class FakeDevice:
-    """`engines.runtime.cuda.Device` in host memory, and what was done with it."""
+    """`engines.runtime.cuda.Device` in host memory, and what was done with it.
+
+    As lazy as a device may be: work is done when someone waits for it, and no sooner. Memory is
+    filled with NaN.
+    """
 
     def __init__(self, sm: str = "sm89") -> None:
         self.index, self.sm, self.name = 0, sm, "a GPU that is not there"
         self.memory: dict[int, Array] = {}
         self.allocated: list[int] = []
-        self.recording: list[Callable[[], None]] | None = None
-        self.graphs: dict[int, list[Callable[[], None]]] = {}
-        self.launches = self.captures = 0
+        self.pinned_memory: list[Array] = []
+        self.queue: deque[Work] = deque()
+        self.recording: list[Work] | None = None
+        self.graphs: dict[int, list[Work]] = {}
+        self.events: dict[int, float | None] = {}
+        self.launches = self.captures = self.downloads = self.waits = 0
         self.can_capture = True
 
+    def enqueue(self, work: Work) -> None:
+        """Behind all other work, or into the graph that is being captured."""
+        (self.queue if self.recording is None else self.recording).append(work)
+
     def allocate(self, size: int) -> int:
-        block = np.full(size + 256, 0xCD, np.uint8)
+        block = np.full(size + 256, 0xFF, np.uint8)
         pointer = -(-block.ctypes.data // 256) * 256
         self.memory[pointer] = block
         self.allocated.append(size)
         return pointer
 
     def free(self, pointer: int) -> None:
+        self._work_off()
         del self.memory[pointer]
 
     def stream(self) -> int:
         return 7
 
+    def pinned(self, size: int) -> Array:
+        self.pinned_memory.append(np.full(size, np.nan, np.float32))
+        return self.pinned_memory[-1]
+
     def upload(self, pointer: int, array: Array, stream: int) -> None:
-        ctypes.memmove(pointer, array.ctypes.data, array.nbytes)
+        pinned = any(np.shares_memory(array, memory) for memory in self.pinned_memory)
+        source = array if pinned else array.copy()
+        assert source.flags.c_contiguous
+        self.enqueue(lambda: ctypes.memmove(pointer, source.ctypes.data, source.nbytes))
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        ctypes.memmove(target, source, size)
+        self.enqueue(lambda: ctypes.memmove(target, source, size))
 
     def download(self, array: Array, pointer: int, stream: int) -> None:
+        self.synchronize(stream)
+        self.downloads += 1
         ctypes.memmove(array.ctypes.data, pointer, array.nbytes)
 
     def synchronize(self, stream: int) -> None:
-        pass
+        self.waits += 1
+        self._work_off()
+
+    def event(self) -> int:
+        self.events[len(self.events)] = None
+        return len(self.events) - 1
+
+    def record(self, event: int, stream: int) -> None:
+        self.events[event] = None
+        self.enqueue(lambda: self.events.update({event: time.perf_counter()}))
+
+    def wait(self, event: int) -> None:
+        while self.events[event] is None and self.queue:
+            self.queue.popleft()()
+
+    def elapsed(self, first: int, second: int) -> float:
+        begin, end = self.events[first], self.events[second]
+        if begin is None or end is None:
+            raise EngineRunError("a CUDA call failed", got="cudaErrorNotReady")
+        return end - begin
+
+    def drop(self, event: int) -> None:
+        del self.events[event]
 
     @contextmanager
     def capture(self, stream: int) -> Iterator[Captured]:
@@ -87,11 +137,16 @@ class FakeDevice:
 
     def launch(self, graph: int, stream: int) -> None:
         self.launches += 1
-        for work in self.graphs[graph]:
-            work()
+        self.queue.extend(self.graphs[graph])
 
     def forget(self, graph: int) -> None:
         del self.graphs[graph]
+
+    def _work_off(self) -> None:
+        if self.recording is not None:
+            raise EngineRunError("a CUDA call failed", got="cudaErrorStreamCaptureUnsupported")
+        while self.queue:
+            self.queue.popleft()()
 
 
 class ILogger:
@@ -162,7 +217,10 @@ class IRuntimeConfig:
 class IExecutionContext:
     def __init__(self, engine: ICudaEngine, settings: Any) -> None:
         self._engine, self._settings = engine, settings
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        config = engine.compute.config
+        self._shapes = {
+            t.name: t.shape(config, {}) for t in engine.spec.inputs if t.name not in engine.dynamic
+        }
         self._addresses: dict[str, int] = {}
         self._memory = 0
         self._flushed = False
@@ -177,6 +235,8 @@ class IExecutionContext:
         return 0 <= profile_index < self._engine.num_optimization_profiles
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        if name in self._shapes and name not in self._engine.dynamic:
+            return self._shapes[name] == shape
         self._shapes[name], self._flushed = shape, False
         return bool(self.profiles)
 
@@ -188,26 +248,27 @@ class IExecutionContext:
         return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        ready = self._memory in self._engine.device.memory and self.profiles
+        ready = self._memory in self._engine.device.memory
+        ready = ready and bool(self.profiles or not self._engine.dynamic)
         # Like the real one: what was set since the last run must be flushed by a plain run.
         ready = ready and (self._flushed or self._engine.device.recording is None)
         self._flushed = True
         spec = self._engine.spec
         if not ready or set(self._shapes) != {tensor.name for tensor in spec.inputs}:
             return False
+        if set(self._addresses) != set(self._engine.names):
+            return False
         shapes, addresses = dict(self._shapes), dict(self._addresses)
 
         def work() -> None:
             inputs = [at(addresses[t.name], shapes[t.name], t.dtype) for t in spec.inputs]
-            result = self._engine.compute(*inputs)
-            (output,) = spec.outputs
-            at(addresses[output.name], result.shape, output.dtype)[...] = result
+            names = [tensor.name for tensor in spec.outputs]
+            for output, result in zip(
+                spec.outputs, self._engine.compute.run(names, *inputs), strict=True
+            ):
+                at(addresses[output.name], result.shape, output.dtype)[...] = result
 
-        device = self._engine.device
-        if device.recording is not None:
-            device.recording.append(work)
-        else:
-            work()
+        self._engine.device.enqueue(work)
         if isinstance(self._settings, IRuntimeConfig):
             cache = self._settings.kept["cache"]
             cache.content = IRuntimeCache.MAGIC + str(sorted(shapes.items())).encode()
@@ -222,7 +283,9 @@ class ICudaEngine:
     ) -> None:
         self.device, self.spec, self.compute = device, spec, compute
         self.names = [tensor.name for tensor in (*spec.inputs, *spec.outputs)]
-        self.num_io_tensors, self.num_optimization_profiles = len(self.names), profiles
+        self.dynamic = {t.name for t in spec.inputs if any(axis in DYNAMIC for axis in t.axes)}
+        self.num_io_tensors = len(self.names)
+        self.num_optimization_profiles = max(1, profiles)
         self.device_memory_size_v2 = memory
         self.contexts: list[IExecutionContext] = []
 
@@ -275,9 +338,20 @@ class FakeTensorRT:
     ) -> Callable[[], ICudaEngine]:
         def make() -> ICudaEngine:
             compute = OrtStage.from_artifacts(folder, manifest, entry.stage, entry.precision)
-            memory = 1024 * (1 + DEPLOYED.index(entry.stage))
+            memory = 1024 * (1 + COMPILED.index(entry.stage))
             return ICudaEngine(
                 self.device, stage(entry.stage), compute, len(entry.profiles), memory
             )
 
         return make
+
+
+def runtime_of(*folders: Path, sm: str = "sm89") -> TrtRuntime:
+    """A runtime on the stand-in that knows these folders' engines."""
+    device = FakeDevice(sm)
+    return TrtRuntime("rtx", device, FakeTensorRT(device, *folders))
+
+
+def stage_of(runtime: TrtRuntime, folder: Path, name: str, **options: Any) -> TrtStage:
+    """A float32 stage of a folder."""
+    return TrtStage.from_artifacts(runtime, folder, manifests.load(folder), name, "fp32", **options)
