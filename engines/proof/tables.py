@@ -18,7 +18,7 @@ from export.taps import TAPS
 Document = dict[str, Any]
 
 # Questions about a half precision's formula; the others are about its rounding.
-FORMULA = ("graph", "formula", "update", "folded", "taps")
+FORMULA = ("graph", "formula", "update", "engine update", "folded", "taps")
 
 
 def tables(parity: Document) -> Iterator[Table]:
