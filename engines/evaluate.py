@@ -18,7 +18,7 @@ from engines.manifest import QUALITY, Manifest
 from engines.proof.parity import identity
 from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
 from export.precision import policy, product_dtype
-from export.stages import DEPLOYED
+from export.stages import DEPLOYED, sharing
 from ldlm import files
 from ldlm import tokenizer as tokenizers
 from ldlm.errors import ConfigError
@@ -168,8 +168,8 @@ def evaluate(
     """
     tokenizer = load_tokenizer(folder, manifest)
     for name in precisions:  # before the first minute is spent
-        for stage in DEPLOYED:
-            manifest.graph(name, stage)
+        for spec in (spec for weights in DEPLOYED for spec in sharing(weights, name)):
+            manifest.graph(name, spec.name)
     end = tokenizers.end_id(tokenizer, manifest.config.end_of_text)
     reference: Ids | None = None
     found = []
@@ -218,7 +218,7 @@ def save(
     graphs = {
         f"{entry.precision}/{entry.stage}": identity(entry)
         for entry in manifest.graphs
-        if entry.stage in DEPLOYED and entry.precision in {row.precision for row in rows}
+        if entry.precision in {row.precision for row in rows}
     }
     document = {
         "checkpoint": manifest.checkpoint,

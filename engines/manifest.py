@@ -229,6 +229,13 @@ class Manifest:
         entry = self.find_graph(precision, stage)
         if entry is not None:
             return entry
+        if any(e.precision == precision for e in self.graphs):
+            raise ArtifactError(
+                f"{precision} was exported without this graph",
+                stage=stage,
+                got="the export of an older version, or one that was interrupted",
+                remedy="run ldlm export again: what is there already is kept",
+            )
         raise ArtifactError(
             "this graph was not exported",
             stage=stage,

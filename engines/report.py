@@ -93,7 +93,9 @@ def _summary_rows(
     graph = manifest.find_graph(precision, weights)
     if graph is None:
         return
-    size = f"{(graph.graph.bytes + graph.data.bytes) / MB:,.1f}"
+    graphs = [manifest.find_graph(precision, s.name) for s in sharing(weights, precision)]
+    parts = {f.path: f.bytes for g in graphs if g is not None for f in (g.graph, g.data)}
+    size = f"{sum(parts.values()) / MB:,.1f}"
     proof = parity_summary(manifest, precision, weights, parity)
     names = [name for name in COMPILED if stage(name).weights == weights]
     mine = [e for e in manifest.engines if e.precision == precision and e.stage in names]

@@ -6,7 +6,7 @@ They read the file, not the exporter's objects: what is checked is what will be 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -83,6 +83,29 @@ def check_graph(
     )
 
 
+def check_split(evidence: Mapping[str, Evidence]) -> None:
+    """The loop's two graphs have all parameters of the denoiser between them.
+
+    Args:
+        evidence: of the graphs that share weights, by stage.
+
+    Raises:
+        GraphCheckError: some are in neither.
+    """
+    parts = ("conditioning", "denoiser_step")
+    if not all(name in evidence for name in parts):
+        return
+    found = sum(evidence[name]["parameter_bytes"] for name in parts)
+    expected = evidence["denoiser"]["parameter_bytes"] - SCALARS_ALLOWED
+    if found < expected:
+        raise GraphCheckError(
+            "the loop's graphs lack parameters of the denoiser",
+            stage=" and ".join(parts),
+            expected=f"{expected:,} bytes or more",
+            got=f"{found:,} bytes",
+        )
+
+
 def _check_opset(model: ir.Model, spec: StageSpec, opset: int) -> None:
     found = model.opset_imports.get("")
     if found != opset:
@@ -156,6 +179,12 @@ def _check_layer_norms(
         )
     dtype = rule_dtype(rules, spec.weights, "layer_norm")
     for node in nodes:
+        if spec.name == "denoiser_step" and dtype == ir.DataType.FLOAT and len(node.inputs) < 3:
+            raise GraphCheckError(
+                "a norm does not take its gain and bias from the table",
+                stage=spec.name,
+                tensor=node.name,
+            )
         for value in (*node.inputs, node.outputs[0]):
             if value is not None and value.dtype != dtype:
                 raise GraphCheckError(

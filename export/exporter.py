@@ -69,7 +69,7 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
         folder: where `<stage>.onnx` and `<stage>.onnx.data` go.
 
     Returns:
-        One entry per ONNX file (the token decoder has two, with ids and with logits).
+        One entry per ONNX file: the plain graph's, and those that passes make of it.
 
     Raises:
         ConfigError: no such stage or precision.
@@ -94,6 +94,7 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
             checks.check_graph(staging / f"{s.name}.onnx", s, model.config, module, rules, OPSET)
             for s in specs
         ]
+        checks.check_split(dict(zip((s.name for s in specs), evidence, strict=True)))
         # The old graphs go first and the new ones come last: at no moment does an .onnx file
         # stand beside another's weights.
         for spec in specs:
@@ -199,5 +200,9 @@ def _derive(source: Path, target: Path, spec: StageSpec, config: LDLMConfig) -> 
         solver_update(model, (x, coefficients, noise, x_next), TABLE_STEPS)
         next_step(model, number)
     elif spec.role == "folded":
-        fold(model, config.n_positions)
+        idle = [name for name, count in fold(model, config.n_positions).items() if not count]
+        if idle:
+            raise ExportError("a fold matches nothing", stage=spec.name, got=", ".join(idle))
+    else:
+        raise ExportError("no pass makes this stage", stage=spec.name)
     _save(model, target, spec.data if spec.role == "folded" else None)

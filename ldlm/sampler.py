@@ -26,11 +26,13 @@ Loop = Callable[[StepTable], Run]
 
 @dataclass(frozen=True)
 class Stages:
-    """The three stages as plain callables; arrays in, array out, of one array type with + and *.
+    """The three stages as plain callables; arrays in, array out.
+
+    Where the denoiser is called step by step, arrays are of one type with + and *.
 
     Attributes:
         denoiser: (x_t [B,T,d], t [B], x0_prev [B,T,d]) -> x0_hat [B,T,d]. None where the runtime
-            has a loop of its own.
+            has nothing but a loop of its own.
         latent_decoder: z [B,T,d] -> h_hat [B,T,d].
         token_decoder: h_hat [B,T,d] -> token ids [B,T].
         to_array: turns a NumPy array into the stages' array type.
@@ -86,7 +88,7 @@ def sample(
     """Sample token ids [samples, T].
 
     Every step evaluates A x + B x0_hat + C eps in this order in float32, so that all runtimes
-    and loops round alike.
+    and loops round alike; only a GPU may contract a product and a sum.
 
     Args:
         stages: the three stages.

@@ -19,6 +19,8 @@ import numpy as np
 
 from engines import manifest as manifests
 from engines.bench.peers import MATMUL, parse
+from engines.runtime.libraries import LIBRARIES
+from export.stages import MAX_BATCH
 from ldlm.config import LDLMConfig
 from ldlm.errors import BenchError, ConfigError
 
@@ -48,7 +50,7 @@ class Samples:
         seconds: of every step or call, warm-up left out.
         outside: share of the loop's time outside the graph, one per round.
         prepared: seconds for what is done once before the loop.
-        peak: bytes of the peer's process.
+        peak: bytes of the peer's process in this case.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -108,7 +110,8 @@ class Worker:
 
     def _answer(self) -> dict[str, Any]:
         line = self._output.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        whole = line.endswith("\n")  # a process that is killed may leave half a line
+        answer: dict[str, Any] = json.loads(line) if whole else {"error": self._last_words()}
         if "error" in answer:
             self.close()
             raise BenchError("a peer cannot run", tensor=self.peer, got=answer["error"])
@@ -153,7 +156,7 @@ def bench(
         BenchError: a peer does not run here.
     """
     config = manifests.load(folder).config
-    _require(config, peers, cases, rounds)
+    _require(config, peers, cases, rounds, seconds)
     load = round(os.getloadavg()[0], 2)  # others' work at the start makes every figure doubtful
     turns, total = 0, len(cases) * len(peers) * (rounds + 1)
     with _workers([*peers, MATMUL], folder, checkpoint, progress) as workers:
@@ -206,18 +209,24 @@ def _ask(worker: Worker, case: Case, config: LDLMConfig, repeats: int) -> dict[s
     return worker.ask(**asdict(case), d_model=config.d_model, **count)
 
 
-def _require(config: LDLMConfig, peers: Sequence[str], cases: Sequence[Case], rounds: int) -> None:
+def _require(
+    config: LDLMConfig, peers: Sequence[str], cases: Sequence[Case], rounds: int, seconds: float
+) -> None:
     if not peers or not cases or rounds < 1:
         raise ConfigError("nothing to measure", expected="a peer, a length, a batch and a round")
     if len(set(peers)) != len(peers):
         raise ConfigError("a peer is named twice", got=", ".join(peers))
     for peer in peers:
         parse(peer)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigError("a turn takes time", expected="seconds > 0", got=seconds)
     for case in cases:
-        if case.what not in WHAT or case.batch < 1 or not 1 <= case.length <= config.n_positions:
+        if case.what not in WHAT:
+            raise ConfigError("this cannot be measured", expected=" or ".join(WHAT), got=case.what)
+        if not (1 <= case.batch <= MAX_BATCH and 1 <= case.length <= config.n_positions):
             raise ConfigError(
-                "this cannot be measured",
-                expected=f"batch >= 1 and length 1..{config.n_positions}",
+                "this size cannot be measured",
+                expected=f"batch 1..{MAX_BATCH} and length 1..{config.n_positions}",
                 got=str(case),
             )
 
@@ -243,7 +252,10 @@ def _rows(
                 "prepared_ms": None if found.prepared is None else round(1e3 * found.prepared, 2),
                 "peak_gb": round(found.peak / 1e9, 2),
                 "ratio": round(first / p50, 3),
-                "of_matmul_rate": round(flops(case, config) / p50 / rate, 3),
+                # The rate is the CPU's.
+                "of_matmul_rate": None
+                if parse(peer)[0] in LIBRARIES
+                else round(flops(case, config) / p50 / rate, 3),
             }
         )
     return rows

@@ -7,6 +7,7 @@ spin after a call, and would slow whoever shares its process.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Peer:
     from ldlm.model import LDLM
 
     manifests.require_origin(manifest, checkpoint)
+    # Past the limit torch.compile would run eagerly, and say so on stderr alone.
+    torch._dynamo.config.recompile_limit = 1024
     model = LDLM.from_checkpoint(checkpoint).eval().requires_grad_(False)
     dtype = torch.bfloat16 if kind == "torch-bf16" else torch.float32
     calls = []
@@ -129,12 +132,17 @@ def _timed(stages: Stages) -> Peer:
 
 
 def matmul_rate(size: int = 2048) -> float:
-    """FLOP/s of the machine's own float32 matrix product: the better of PyTorch's and NumPy's."""
-    import torch
+    """FLOP/s of the machine's own float32 matrix product: the best of NumPy and PyTorch.
 
+    Of NumPy alone, where PyTorch is not installed.
+    """
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
-    t = torch.from_numpy(a)
-    products: tuple[Callable[[], Any], ...] = (lambda: a @ a, lambda: t @ t)
+    products: list[Callable[[], Any]] = [lambda: a @ a]
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        t = torch.from_numpy(a)
+        products.append(lambda: t @ t)
     seconds = []
     for product in products:
         for _ in range(3):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ldlm.errors import ConfigError, installs
 
 Document = dict[str, Any]
 BAR = 30
+SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def bench_table(document: Document) -> Table:
@@ -45,7 +48,7 @@ def bench_table(document: Document) -> Table:
             f"{row['ratio']:.2f}",
             f"{row['tokens_per_second']:,.1f}",
             outside,
-            f"{row['of_matmul_rate']:.2f}",
+            "-" if row["of_matmul_rate"] is None else f"{row['of_matmul_rate']:.2f}",
             f"{row['peak_gb']:.2f}",
             "█" * max(1, round(BAR * row["p50_ms"] / _slowest(document, case))),
         )
@@ -58,6 +61,25 @@ def _slowest(document: Document, case: Case) -> float:
     return float(max(row["p50_ms"] for row in same))
 
 
+def require_plot(path: Path, what: Sequence[str]) -> None:
+    """Refuse, before minutes are spent, a plot that could not be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed, the file is not one it can write, or no step is
+            measured.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("a plot needs matplotlib", remedy=installs("bench"))
+    if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():
+        raise ConfigError(
+            "the plot cannot be written there",
+            expected=f"{', '.join(SUFFIXES)} in a folder that exists",
+            got=path,
+        )
+    if STEP not in what:
+        raise ConfigError("no step was measured", remedy="bench with --what step")
+
+
 def plot(document: Document, config: LDLMConfig, path: Path) -> None:
     """Step time over the length, a line per peer, a panel per batch, and the matmul roof.
 
@@ -67,15 +89,12 @@ def plot(document: Document, config: LDLMConfig, path: Path) -> None:
         path: an .svg, .png or .pdf file.
 
     Raises:
-        ConfigError: no step was measured, or matplotlib is not installed.
+        ConfigError: as `require_plot`.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("a plot needs matplotlib", remedy=installs("bench")) from error
     rows = [row for row in document["rows"] if row["what"] == STEP]
-    if not rows:
-        raise ConfigError("no step was measured", remedy="bench with --what step")
+    require_plot(path, [row["what"] for row in rows])
+    from matplotlib.figure import Figure
+
     batches = sorted({row["batch"] for row in rows})
     figure = Figure(figsize=(5 * len(batches), 4), layout="constrained")
     for axes, batch in zip(

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from engines.bench.peers import MATMUL, Peer, load, matmul_rate
-from engines.memory import peak_bytes
-from ldlm.errors import LDLMError
+from engines.memory import peak_bytes, reset_peak
+from ldlm.errors import LDLMError, installs
 from ldlm.noise import NoiseStream
 from ldlm.schedule import TangentSchedule
 from ldlm.solvers import step_table
@@ -26,19 +26,22 @@ Answer = dict[str, Any]
 
 
 def loop(peer: Peer, batch: int, length: int, d_model: int, steps: int) -> Answer:
-    """Some steps of a sampling run: seconds per step, and those inside the graph."""
+    """Some steps of a sampling run: seconds per step, and those inside the graph.
+
+    Two steps more are run and left out: the first, which makes the buffers, and the last, which
+    adds no noise.
+    """
     schedule = TangentSchedule()
     if peer.stages.loop is None:
         raise LDLMError("a peer without a loop")
     started = time.perf_counter()
-    run = peer.stages.loop(step_table("ddpm", schedule, schedule.grid(steps)))
+    run = peer.stages.loop(step_table("ddpm", schedule, schedule.grid(steps + 2)))
     prepared = time.perf_counter() - started
     noise = NoiseStream(0, range(batch), (length, d_model))
-    times = [time.perf_counter()]
-    inside = peer.inside()
-    run(noise, lambda: times.append(time.perf_counter()))
-    total = times[-1] - times[0]
-    outside = 1 - (peer.inside() - inside) / total
+    ticks: list[tuple[float, float]] = []
+    run(noise, lambda: ticks.append((time.perf_counter(), peer.inside())))
+    times, inside = zip(*ticks[:-1], strict=True)
+    outside = 1 - (inside[-1] - inside[0]) / (times[-1] - times[0])
     return {"seconds": np.diff(times).tolist(), "outside": outside, "prepared": prepared}
 
 
@@ -62,6 +65,7 @@ def answers(name: str, folder: Path, checkpoint: Path) -> Callable[[Answer], Ans
     peer = load(name, folder, checkpoint)
 
     def answer(question: Answer) -> Answer:
+        reset_peak()
         what = question.pop("what")
         found = loop(peer, **question) if what == "step" else decoder(peer, what, **question)
         return {**found, "peak": peak_bytes()}
@@ -83,6 +87,8 @@ def main() -> None:
         answer = answers(name, Path(folder), Path(checkpoint))
     except LDLMError as error:
         return reply({"error": str(error)})
+    except ImportError as error:
+        return reply({"error": f"{error}\n  remedy:   {installs('build')}"})
     reply({"ready": True})
     for line in sys.stdin:
         try:

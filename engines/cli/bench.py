@@ -23,7 +23,9 @@ def command(
             "also as name:precision. The first is what the others are compared with."
         ),
     ] = "torch,torch-bf16,torch-compile,ort-plain,ort",
-    what: Annotated[str, typer.Option(help="step, latent_decoder or both.")] = "step",
+    what: Annotated[
+        str, typer.Option(help="step, latent_decoder: one, or both with a comma.")
+    ] = "step",
     length: Annotated[
         str | None, typer.Option(help="Lengths; default 64,256,1024 as far as the model goes.")
     ] = None,
@@ -35,7 +37,7 @@ def command(
 ) -> None:
     """Time each peer on the same steps, in turn; the last line is JSON."""
     from engines.bench.measure import Case, bench
-    from engines.bench.show import bench_table
+    from engines.bench.show import bench_table, require_plot
     from engines.bench.show import plot as draw
     from ldlm import files
 
@@ -48,6 +50,8 @@ def command(
         for b in _integers(batch, "--batch")
         for n in lengths
     ]
+    if plot is not None:
+        require_plot(plot, names(what))
     with steps() as progress:
         document = bench(
             folder,
@@ -59,11 +63,11 @@ def command(
             progress=progress,
         )
     text = json.dumps(document)
-    if to is not None:
-        files.write_whole(to, (text + "\n").encode())
+    out.print(bench_table(document))
     if plot is not None:
         draw(document, config, plot)
-    out.print(bench_table(document))
+    if to is not None:
+        files.write_whole(to, (text + "\n").encode())
     out.file.write(text + "\n")
 
 

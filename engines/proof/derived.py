@@ -2,6 +2,7 @@
 
 loop      conditioning and denoiser_step, behind the denoiser's interface = float32 PyTorch
 update    x_next = A x + B x0_hat + C eps in float32, bit for bit, and next_step = step + 1
+loop file fp16: the loop's files in ONNX Runtime: they load and run
 folded    the decoder with its constants folded, in ONNX Runtime = float32 PyTorch
 """
 
@@ -105,19 +106,36 @@ def float32_lines(subject: Subject) -> Iterator[Line]:
             yield subject.line("folded", case, distance, subject.exact_limit)
 
 
-def half_lines(subject: Subject, limit: float) -> Iterator[Line]:
-    """Questions about half graphs, in the evaluator; `limit` is that of their precision."""
+def half_lines(subject: Subject, limit: float, in_ort: bool) -> Iterator[Line]:
+    """Questions about half graphs, in the evaluator and, where it has the dtype, ONNX Runtime.
+
+    Args:
+        subject: the stage.
+        limit: of its precision.
+        in_ort: whether ONNX Runtime's CPU provider runs the dtype.
+    """
     from engines.proof.stage import pooled
 
     if LOOP[1] not in subject.paths:
         return
     loop = LoopDenoiser(*(EvaluatorStage(subject.paths[n], stage(n)).run for n in LOOP))
-    # One sample at a time, so larger batches would be the same work again, slowly.
-    single = [case for case in subject.inputs if case[0] == 1]
-    outputs: dict[Case, Array] = {case: loop(*subject.inputs[case]) for case in single}
-    expected = {case: subject.expected[case] for case in single}
-    yield subject.line("loop", (0, 0), pooled(outputs, expected), limit)
+    # Every sample is a call of its own, slow in the evaluator: of the batches, which have several
+    # times, the one of a middle length.
+    lengths = sorted({length for _, length in subject.inputs})
+    middle = lengths[len(lengths) // 2]
+    chosen = [case for case in subject.inputs if case[0] == 1 or case[1] == middle]
+    expected = {case: subject.expected[case] for case in chosen}
+
+    def outputs(graphs: LoopDenoiser) -> dict[Case, Array]:
+        return {case: graphs(*subject.inputs[case]) for case in chosen}
+
+    yield subject.line("loop", (0, 0), pooled(outputs(loop), expected), limit)
     yield _update(subject, loop)
+    if in_ort:
+        config = subject.model.config
+        graphs = (OrtStage(subject.paths[name], stage(name), config) for name in LOOP)
+        file = outputs(LoopDenoiser(*(graph.run for graph in graphs)))
+        yield subject.line("loop file", (0, 0), pooled(file, expected), limit)
 
 
 def _update(subject: Subject, loop: LoopDenoiser) -> Line:

@@ -130,7 +130,8 @@ def _half(subject: Subject) -> Iterator[Line]:
         stage = OrtStage(subject.paths["graph"], spec, model.config)
         file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
         yield subject.line("file", ALL, pooled(file, subject.expected), limit)
-    yield from derived.half_lines(subject, limit)
+    in_ort = policies.product_dtype(rules) in ORT_HALF
+    yield from derived.half_lines(subject, limit, in_ort)
     if "ids" in subject.paths:
         kl = {
             name: kl_divergence(subject.expected, got)

@@ -51,7 +51,7 @@ def load_stages(
     if runtime != "ort" and provider not in (None, only):
         raise ConfigError(f"runtime {runtime} has one device", expected=only, got=provider)
     if plain and runtime != "ort":
-        raise ConfigError(f"runtime {runtime} has one loop", expected="ort", got="plain")
+        raise ConfigError("plain is for runtime ort", expected="ort", got=runtime)
     if runtime == "torch" and precision != "fp32":
         raise ConfigError("the torch runtime is the reference", expected="fp32", got=precision)
     if checkpoint is not None:

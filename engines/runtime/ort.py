@@ -140,6 +140,8 @@ def _open(
         raise ProviderError("no such provider", expected=" or ".join(PROVIDERS), got=provider)
     wanted = PROVIDERS[provider]
     remedy = "use --provider cpu, or pip install 'onnxruntime-gpu[cuda,cudnn]'; see ldlm doctor"
+    if "enable_cuda_graph" in provider_options:
+        remedy += "; --plain does without CUDA graphs"
     available = ort.get_available_providers()
     if wanted not in available:
         raise ProviderError(

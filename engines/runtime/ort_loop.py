@@ -49,6 +49,7 @@ class OrtLoop:
     def __init__(self, conditioning: OrtStage, step: OrtStage) -> None:
         self._conditioning, self._step = conditioning, step
         self.inside = 0.0
+        self._memories: dict[tuple[int, ...], Buffers] = {}
 
     def __call__(self, table: StepTable) -> Run:
         """Compute the tables of every step; see `ldlm.sampler.Loop`.
@@ -56,7 +57,7 @@ class OrtLoop:
         The run raises StageInputError for a batch or length that the graph was not made for.
         """
         tables = [Tables(part, self._conditioning(part.t)) for part in parts(table)]
-        memories: dict[tuple[int, ...], Buffers] = {}
+        memories = self._memories
 
         def run(noise: NoiseStream, tick: Tick) -> Array:
             if noise.shape not in memories:

@@ -55,6 +55,7 @@ class TrtLoop:
         EngineRunError where TensorRT or CUDA fails.
         """
         tables = [Tables(self._conditioning, part) for part in parts(table)]
+        self._device.synchronize(self._stream)  # so that it is not taken for the first step's time
         return functools.partial(self._run, tables)
 
     def _run(self, tables: Sequence[Tables], noise: NoiseStream, tick: Tick) -> DeviceArray:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from engines.bench import measure
 from engines.bench.measure import Case, Samples, Worker, bench, flops
-from engines.bench.peers import parse
+from engines.bench.peers import Peer, parse
 from engines.bench.show import bench_table, plot
+from engines.bench.worker import loop
 from engines.cli import app
 from ldlm import LDLM, PRESETS
 from ldlm.errors import BenchError, ConfigError
+from ldlm.noise import NoiseStream
+from ldlm.sampler import Run, Stages, Tick
+from ldlm.solvers import StepTable
 
 SMALL, BASE = PRESETS["small"], PRESETS["base"]
 
@@ -111,8 +116,9 @@ def test_peers_that_are_not_there(name: str) -> None:
         (["ort"], [], 1, "nothing to measure"),
         (["ort"], [Case("step", 1, 8)], 0, "nothing to measure"),
         (["ort", "ort"], [Case("step", 1, 8)], 1, "named twice"),
-        (["ort"], [Case("step", 1, 129)], 1, "cannot be measured"),
-        (["ort"], [Case("encoder", 1, 8)], 1, "cannot be measured"),
+        (["ort"], [Case("step", 1, 129)], 1, "size cannot be measured"),
+        (["ort"], [Case("step", 65, 8)], 1, "size cannot be measured"),
+        (["ort"], [Case("encoder", 1, 8)], 1, "step or latent_decoder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(
@@ -143,12 +149,63 @@ def test_a_question_it_cannot_answer(small_artifacts: Path, tmp_path: Path) -> N
         worker.ask(what="step", batch=65, length=8, d_model=128, steps=2)
 
 
-def test_seconds_are_of_steps_not_of_the_way_there(
-    small_artifacts: Path, small_checkpoint: Path
-) -> None:
-    worker = Worker("ort", small_artifacts, small_checkpoint)
+def test_seconds_are_of_steps_not_of_the_way_there() -> None:
+    """What is done once, before the loop or within its first step, is in no figure of a step."""
+    inside = [0.0]
+
+    def made(table: StepTable) -> Run:
+        time.sleep(0.2)
+
+        def run(noise: NoiseStream, tick: Tick) -> None:
+            time.sleep(0.2)
+            for _ in table.t:
+                time.sleep(0.002)
+                inside[0] += 0.001
+                tick()
+
+        return run
+
+    peer = Peer(Stages(None, print, print, loop=made), lambda: inside[0])
+    answer = loop(peer, batch=1, length=8, d_model=4, steps=7)
+    assert len(answer["seconds"]) == 7
+    assert max(answer["seconds"]) < 0.1
+    assert answer["prepared"] >= 0.2
+    assert 0.4 < answer["outside"] < 1
+
+
+def test_a_worker_answers_for_the_steps_asked(small_artifacts: Path, tmp_path: Path) -> None:
+    worker = Worker("ort", small_artifacts, tmp_path)
     answer = worker.ask(what="step", batch=1, length=8, d_model=128, steps=70)
     worker.close()
     assert len(answer["seconds"]) == 70
-    assert np.all(np.array(answer["seconds"]) > 0)
     assert 0 < answer["outside"] < 1
+
+
+def test_half_a_line_of_a_dying_worker_is_no_answer(
+    small_artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker("ort", small_artifacts, tmp_path)
+    monkeypatch.setattr(worker, "_output", io.StringIO('{"seconds": [0.'))
+    with pytest.raises(BenchError, match="its process ended"):
+        worker.ask(what="step", batch=1, length=8, d_model=128, steps=2)
+
+
+@pytest.mark.parametrize("place", ["x.bmp", "nowhere/x.svg"])
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_first_peer(
+    small_artifacts: Path, small_checkpoint: Path, tmp_path: Path, place: str
+) -> None:
+    common = [
+        "bench",
+        str(small_artifacts),
+        "--checkpoint",
+        str(small_checkpoint),
+        "--peers",
+        "ort",
+    ]
+    result = CliRunner().invoke(app, [*common, "--plot", str(tmp_path / place)])
+    assert result.exit_code != 0
+    assert "cannot be written" in str(result.exception)
+    result = CliRunner().invoke(
+        app, [*common, "--what", "latent_decoder", "--plot", str(tmp_path / "x.svg")]
+    )
+    assert "no step was measured" in str(result.exception)

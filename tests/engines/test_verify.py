@@ -171,8 +171,9 @@ def test_parity_json_and_the_tables(parity: Parity, own_artifacts: Path) -> None
     document = parity.save(own_artifacts, manifest)
     assert document["passed"] is True
     assert summary_table(own_artifacts, manifest).row_count == 9
-    # graph 3 x 3, formula and precision 2 x 3, file 3, tokens 3, kl 2; loop and update 3, folded
-    assert parity_table(document).row_count == 9 + 12 + 3 + 3 + 2 + 2 * 3 + 1
+    # graph 3 x 3, formula and precision 2 x 3, file 3, tokens 3, kl 2
+    # loop and update 3, folded and loop file 1
+    assert parity_table(document).row_count == 9 + 12 + 3 + 3 + 2 + 2 * 3 + 1 + 1
     whats = {(r["stage"], r["source"], r["what"]) for r in parity.islands}
     assert islands_table(document).row_count == len(whats)
     assert answers_table(document).row_count == 9
