@@ -168,8 +168,10 @@ def evaluate(
     """
     tokenizer = load_tokenizer(folder, manifest)
     for name in precisions:  # before the first minute is spent
-        for spec in (spec for weights in DEPLOYED for spec in sharing(weights, name)):
-            manifest.graph(name, spec.name)
+        for weights in DEPLOYED:
+            manifest.graph(name, weights)
+            for spec in sharing(weights, name):
+                manifest.graph(name, spec.name)
     end = tokenizers.end_id(tokenizer, manifest.config.end_of_text)
     reference: Ids | None = None
     found = []

@@ -8,7 +8,7 @@ folded    the decoder with its constants folded, in ONNX Runtime = float32 PyTor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from engines.proof.compare import compare
 from engines.proof.evaluator import EvaluatorStage
+from engines.proof.gates import AUTOCAST_RATIO
 from engines.runtime.ort import OrtStage
 from export.stages import TABLE_STEPS, stage
 from ldlm.noise import NoiseStream
@@ -106,12 +107,12 @@ def float32_lines(subject: Subject) -> Iterator[Line]:
             yield subject.line("folded", case, distance, subject.exact_limit)
 
 
-def half_lines(subject: Subject, limit: float, in_ort: bool) -> Iterator[Line]:
+def half_lines(subject: Subject, autocast: Mapping[Case, Array], in_ort: bool) -> Iterator[Line]:
     """Questions about half graphs, in the evaluator and, where it has the dtype, ONNX Runtime.
 
     Args:
         subject: the stage.
-        limit: of its precision.
+        autocast: what PyTorch's autocast makes of its inputs: the measure of the error.
         in_ort: whether ONNX Runtime's CPU provider runs the dtype.
     """
     from engines.proof.stage import pooled
@@ -125,6 +126,7 @@ def half_lines(subject: Subject, limit: float, in_ort: bool) -> Iterator[Line]:
     middle = lengths[len(lengths) // 2]
     chosen = [case for case in subject.inputs if case[0] == 1 or case[1] == middle]
     expected = {case: subject.expected[case] for case in chosen}
+    limit = AUTOCAST_RATIO * pooled(autocast, expected).relative_l2
 
     def outputs(graphs: LoopDenoiser) -> dict[Case, Array]:
         return {case: graphs(*subject.inputs[case]) for case in chosen}

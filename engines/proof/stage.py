@@ -131,7 +131,7 @@ def _half(subject: Subject) -> Iterator[Line]:
         file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
         yield subject.line("file", ALL, pooled(file, subject.expected), limit)
     in_ort = policies.product_dtype(rules) in ORT_HALF
-    yield from derived.half_lines(subject, limit, in_ort)
+    yield from derived.half_lines(subject, autocast, in_ort)
     if "ids" in subject.paths:
         kl = {
             name: kl_divergence(subject.expected, got)

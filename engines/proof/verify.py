@@ -84,8 +84,10 @@ def verify(
 def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -> None:
     """Refuse at once what would fail after minutes."""
     for name in precisions:
-        for spec in (spec for weights in DEPLOYED for spec in sharing(weights, name)):
-            manifest.graph(name, spec.name)
+        for weights in DEPLOYED:
+            manifest.graph(name, weights)
+            for spec in sharing(weights, name):
+                manifest.graph(name, spec.name)
     if extra.sampler_steps:
         schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
         step_table(SampleRequest.solver, schedule, schedule.grid(extra.sampler_steps))

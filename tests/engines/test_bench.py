@@ -76,7 +76,7 @@ def test_figures_follow_from_seconds() -> None:
     fast.add({"seconds": [0.1, 0.2, 0.3], "peak": 2 * 10**9, "outside": 0.02, "prepared": 2.0})
     fast.add({"seconds": [0.2], "peak": 10, "outside": 0.04, "prepared": 2.0})
     case = Case("step", 2, 64)
-    rows = measure._rows(case, {"a": slow, "b": fast}, BASE, rate=1e12)
+    rows = measure._rows(case, {"torch": slow, "ort": fast}, BASE, rate=1e12)
     assert [row["ratio"] for row in rows] == [1.0, 2.0]
     assert rows[1]["p50_ms"] == 200.0
     assert rows[1]["outside"] == 0.03
@@ -185,9 +185,11 @@ def test_half_a_line_of_a_dying_worker_is_no_answer(
     small_artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Worker("ort", small_artifacts, tmp_path)
+    whole = worker._output
     monkeypatch.setattr(worker, "_output", io.StringIO('{"seconds": [0.'))
     with pytest.raises(BenchError, match="its process ended"):
         worker.ask(what="step", batch=1, length=8, d_model=128, steps=2)
+    whole.close()
 
 
 @pytest.mark.parametrize("place", ["x.bmp", "nowhere/x.svg"])
