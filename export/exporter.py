@@ -87,14 +87,15 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
     with files.staging_folder(folder) as staging:
         path = staging / f"{traced.name}.onnx"
         _save(trace(module, traced, model.config), path, traced.data)
-        for spec in specs:
+        evidence: dict[str, checks.Evidence] = {}
+        for spec in sorted(specs, key=lambda spec: spec is not traced):  # the plain one first
+            target = staging / f"{spec.name}.onnx"
             if spec is not traced:
-                _derive(path, staging / f"{spec.name}.onnx", spec, model.config)
-        evidence = [
-            checks.check_graph(staging / f"{s.name}.onnx", s, model.config, module, rules, OPSET)
-            for s in specs
-        ]
-        checks.check_split(dict(zip((s.name for s in specs), evidence, strict=True)))
+                _derive(path, target, spec, model.config)
+            evidence[spec.name] = checks.check_graph(
+                target, spec, model.config, module, rules, OPSET
+            )
+        checks.check_split(evidence)
         # The old graphs go first and the new ones come last: at no moment does an .onnx file
         # stand beside another's weights.
         for spec in specs:
@@ -104,8 +105,8 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
         for spec in specs:
             files.publish(staging / f"{spec.name}.onnx", folder / f"{spec.name}.onnx")
     return [
-        ExportedGraph(spec, folder / f"{spec.name}.onnx", folder / spec.data, found)
-        for spec, found in zip(specs, evidence, strict=True)
+        ExportedGraph(spec, folder / f"{spec.name}.onnx", folder / spec.data, evidence[spec.name])
+        for spec in specs
     ]
 
 
