@@ -18,7 +18,7 @@ from engines.manifest import QUALITY, Manifest
 from engines.proof.parity import identity
 from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
 from export.precision import policy, product_dtype
-from export.stages import DEPLOYED, sharing
+from export.stages import DEPLOYED
 from ldlm import files
 from ldlm import tokenizer as tokenizers
 from ldlm.errors import ConfigError
@@ -169,9 +169,7 @@ def evaluate(
     tokenizer = load_tokenizer(folder, manifest)
     for name in precisions:  # before the first minute is spent
         for weights in DEPLOYED:
-            manifest.graph(name, weights)
-            for spec in sharing(weights, name):
-                manifest.graph(name, spec.name)
+            manifest.require_graphs(name, weights)
     end = tokenizers.end_id(tokenizer, manifest.config.end_of_text)
     reference: Ids | None = None
     found = []

@@ -244,6 +244,16 @@ class Manifest:
             remedy="name one that was exported, or run ldlm export with it",
         )
 
+    def require_graphs(self, precision: str, weights: str) -> None:
+        """Refuse a precision that lacks a graph over these weights.
+
+        Raises:
+            ArtifactError: naming the first that was not exported.
+        """
+        self.graph(precision, weights)
+        for spec in sharing(weights, precision):
+            self.graph(precision, spec.name)
+
     def put_graph(self, entry: GraphEntry) -> None:
         """Add or replace a graph's entry; engines of another version of it are dropped."""
         key = (entry.precision, entry.stage)

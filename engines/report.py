@@ -12,7 +12,7 @@ from engines.manifest import EngineEntry, Manifest
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.parity import is_current, read
 from engines.proof.tables import number, share_of_limit
-from export.stages import COMPILED, DEPLOYED, sharing, stage
+from export.stages import DEPLOYED, compiled, sharing
 
 if TYPE_CHECKING:
     from ldlm.account import Line
@@ -97,7 +97,7 @@ def _summary_rows(
     parts = {f.path: f.bytes for g in graphs if g is not None for f in (g.graph, g.data)}
     size = f"{sum(parts.values()) / MB:,.1f}"
     proof = parity_summary(manifest, precision, weights, parity)
-    names = [name for name in COMPILED if stage(name).weights == weights]
+    names = compiled(weights)
     mine = [e for e in manifest.engines if e.precision == precision and e.stage in names]
     if not mine:
         yield [weights, precision, size, "-", "none built", f"{graph.seconds:.1f}", *proof]

@@ -224,6 +224,11 @@ def sharing(weights: str, precision: str) -> list[StageSpec]:
     return [s for s in STAGES if s.weights == weights and (folds or s.role != "folded")]
 
 
+def compiled(weights: str) -> list[str]:
+    """The stages over these weights that engines are built of."""
+    return [name for name in COMPILED if stage(name).weights == weights]
+
+
 def compared(weights: str) -> StageSpec:
     """Of the stages that share these weights, the plain one."""
     return next(spec for spec in STAGES if spec.weights == weights and spec.role == "plain")

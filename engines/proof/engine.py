@@ -34,7 +34,7 @@ from engines.runtime.torch_stage import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
 from export import precision as policies
-from export.stages import COMPILED, DEPLOYED, compared, stage
+from export.stages import DEPLOYED, compared, compiled, stage
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -58,7 +58,7 @@ def engine_lines(
         EngineRunError, StageInputError: it cannot be run.
     """
     for weights in DEPLOYED:
-        names = [name for name in COMPILED if stage(name).weights == weights]
+        names = compiled(weights)
         spec = compared(weights)
         reference = TorchStage(model, spec)
         inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}

@@ -85,9 +85,7 @@ def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -
     """Refuse at once what would fail after minutes."""
     for name in precisions:
         for weights in DEPLOYED:
-            manifest.graph(name, weights)
-            for spec in sharing(weights, name):
-                manifest.graph(name, spec.name)
+            manifest.require_graphs(name, weights)
     if extra.sampler_steps:
         schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
         step_table(SampleRequest.solver, schedule, schedule.grid(extra.sampler_steps))

@@ -92,15 +92,14 @@ def _onnxruntime(
     from engines.runtime.ort import OrtStage
     from engines.runtime.ort_loop import OrtLoop
 
-    def load(name: str) -> OrtStage:
-        return OrtStage.from_artifacts(folder, manifest, name, precision, provider=provider)
+    def load(name: str, **options: bool) -> OrtStage:
+        return OrtStage.from_artifacts(
+            folder, manifest, name, precision, provider=provider, **options
+        )
 
     if plain:
         return Stages(*(load(name) for name in DEPLOYED))
-    step = OrtStage.from_artifacts(
-        folder, manifest, "denoiser_step", precision, provider=provider, cuda_graphs=True
-    )
-    loop = OrtLoop(load("conditioning"), step)
+    loop = OrtLoop(load("conditioning"), load("denoiser_step", cuda_graphs=True))
     latents = sharing("latent_decoder", precision)[-1]
     return Stages(None, load(latents.name), load("token_decoder"), loop=loop)
 

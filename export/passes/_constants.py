@@ -50,6 +50,14 @@ def split_constant(node: ir.Node) -> tuple[Float32s, ir.Value] | None:
     return None
 
 
+def replace_constant(
+    graph: ir.Graph, node: ir.Node, other: ir.Value, array: Float32s, name: str
+) -> None:
+    """Give a product or sum another constant; `other` is its other operand."""
+    place = 0 if node.inputs[1] is other else 1
+    node.replace_input_with(place, constant(graph, array, name))
+
+
 def drop(graph: ir.Graph, node: ir.Node, instead: ir.Value) -> None:
     """Remove a node; what reads its output reads `instead`."""
     old = node.outputs[0]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.passes._constants import constant, drop, float32, maker, split_constant
+from export.passes._constants import (
+    constant,
+    drop,
+    float32,
+    maker,
+    replace_constant,
+    split_constant,
+)
 
 
 def fold_gains(model: ir.Model) -> int:
@@ -60,8 +67,7 @@ def fold_key_gains(model: ir.Model) -> int:
         q, k = split_constant(queries), split_constant(keys)
         if q is None or k is None or q[0].shape != k[0].shape or q[0].ndim != 1:
             continue
-        place = 0 if queries.inputs[1] is q[1] else 1
-        queries.replace_input_with(place, constant(graph, q[0] * k[0], "query_gain"))
+        replace_constant(graph, queries, q[1], q[0] * k[0], "query_gain")
         drop(graph, keys, k[1])
         fired += 1
     return fired

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.passes._constants import constant, drop, maker, split_constant
+from export.passes._constants import drop, maker, replace_constant, split_constant
 
 
 def fold_softcap(model: ir.Model) -> int:
@@ -27,10 +27,8 @@ def fold_softcap(model: ir.Model) -> int:
         gain = None if queries is None else split_constant(queries)
         if queries is None or gain is None:
             continue
-        place = 0 if queries.inputs[1] is gain[1] else 1
-        queries.replace_input_with(
-            place, constant(graph, gain[0] / cap[0].reshape(()), "capped_query_gain")
-        )
+        capped = gain[0] / cap[0].reshape(())
+        replace_constant(graph, queries, gain[1], capped, "capped_query_gain")
         drop(graph, scaled, cap[1])
         fired += 1
     return fired
