@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from engines import keys
 from engines import manifest as manifests
 from engines.compile.target import Profiles, Target
+from engines.compile.targets import compilable, require_compilable
 from engines.keys import Decision, Digests
 from engines.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
 from export.precision import policy
@@ -340,7 +341,7 @@ def build_artifacts(
 
     Args:
         folder: the artifacts.
-        precisions: which; None is every exported one.
+        precisions: which; None is every exported one that TensorRT takes.
         target: see `engines.compile.target`.
         profiles: by name: allowed sizes per dynamic axis, for every stage that has one.
         progress: told (what, step, steps).
@@ -349,10 +350,12 @@ def build_artifacts(
         For every engine, whether it was built and why.
 
     Raises:
+        ConfigError: a precision that TensorRT does not take.
         ArtifactError, EngineBuildError, DiskSpaceError: as the steps.
     """
     manifest = manifests.load(folder)
-    chosen = precisions or manifest.precisions()
+    chosen = precisions or [name for name in manifest.precisions() if compilable(name)]
+    require_compilable(chosen or manifest.precisions())
     # Every input is looked up before the first engine is built.
     wanted = [manifest.graph(name, compiled) for name in chosen for compiled in COMPILED]
     digests = Digests(folder)

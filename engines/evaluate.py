@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engines.manifest import QUALITY, Manifest
 from engines.proof.parity import identity
 from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
-from export.precision import policy, product_dtype
+from export.precision import INTEGER, policy, product_dtype
 from export.stages import DEPLOYED
 from ldlm import files
 from ldlm import tokenizer as tokenizers
@@ -125,7 +125,8 @@ def load_judge(path: Path) -> Judge:
 def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[str, str]]:
     """(runtime, precision) of what is asked and can sample; PyTorch, the reference, is first.
 
-    ONNX Runtime's CPU provider has no bf16, and the evaluator has nothing to say on float32.
+    ONNX Runtime's CPU provider has no bf16, and nothing else has int8; the evaluator has nothing to
+    say on float32.
 
     Raises:
         ConfigError: no such runtime.
@@ -135,9 +136,14 @@ def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[st
         raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=unknown[0])
     runs = [("torch", "fp32")]
     for name in precisions:
-        half = product_dtype(policy(name))
-        cannot = {"bfloat16": "ort", "float32": "evaluator"}.get(half)
-        runs += [(runtime, name) for runtime in runtimes if runtime not in ("torch", cannot)]
+        others = [runtime for runtime in RUNTIMES if runtime != "ort"]
+        known: dict[str, list[str]] = {
+            "bfloat16": ["ort"],
+            "float32": ["evaluator"],
+            INTEGER: others,
+        }
+        cannot = ["torch", *known.get(product_dtype(policy(name)), [])]
+        runs += [(runtime, name) for runtime in runtimes if runtime not in cannot]
     return runs
 
 

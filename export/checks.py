@@ -35,6 +35,7 @@ class Evidence(TypedDict):
     layer_norms_float32: int
     capped_attentions: int
     fused_attentions: int
+    integer_products: int
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -69,6 +70,7 @@ def check_graph(
     _check_inputs_used(graph, spec)
     norms = _check_layer_norms(graph, spec, module, rules)
     capped = _check_softcap(graph, spec, config, rules)
+    integers = _check_integer_products(graph, spec, module)
     _check_constants(graph, spec, config)
     data = _check_external_data(path, graph, spec)
     size = _check_size(graph, spec, config, module)
@@ -80,6 +82,7 @@ def check_graph(
         layer_norms_float32=norms,
         capped_attentions=capped,
         fused_attentions=sum(node.op_type == "Attention" for node in graph),
+        integer_products=integers,
     )
 
 
@@ -241,6 +244,42 @@ def _check_softcap(
     return expected
 
 
+def _check_integer_products(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
+    """One MatMulInteger per quantised layer, each with its own activations' zero point."""
+    from export.quantised import QuantisedLinear
+
+    expected = sum(isinstance(child, QuantisedLinear) for child in module.modules())
+    if spec.name == "conditioning":  # what it computes is done once, and kept in float32
+        expected = 0
+    nodes = [node for node in graph if node.op_type == "MatMulInteger"]
+    if len(nodes) != expected:
+        raise GraphCheckError(
+            "the file has another number of integer products than the policy has layers",
+            stage=spec.name,
+            expected=expected,
+            got=len(nodes),
+        )
+    for node in nodes:
+        codes, weight, zero = node.inputs if len(node.inputs) == 3 else (None, None, None)
+        source = None if codes is None else codes.producer()
+        if source is None or source.op_type != "DynamicQuantizeLinear":
+            got = "no DynamicQuantizeLinear before it, or other inputs"
+        elif codes is not source.outputs[0] or zero is not source.outputs[2]:
+            got = "another zero point than its activations'"
+        elif weight is None or weight.const_value is None or weight.dtype != ir.DataType.INT8:
+            got = "no int8 weight"
+        else:
+            continue
+        raise GraphCheckError(
+            "an integer product does not read what it should",
+            stage=spec.name,
+            tensor=node.name,
+            expected="the codes and zero point of one DynamicQuantizeLinear, and an int8 weight",
+            got=got,
+        )
+    return len(nodes)
+
+
 def _check_constants(graph: ir.Graph, spec: StageSpec, config: LDLMConfig) -> None:
     """Every eps and cap is the config's: a changed one can hide where no input comes near it."""
     found: list[Constant] = []
@@ -353,6 +392,7 @@ def rule_dtype(rules: tuple[Rule, ...], stage: str, what: str) -> ir.DataType:
         "float32": ir.DataType.FLOAT,
         "float16": ir.DataType.FLOAT16,
         "bfloat16": ir.DataType.BFLOAT16,
+        "int8": ir.DataType.INT8,
     }[rule.dtype]
 
 

@@ -2,8 +2,9 @@
 
 A policy is an ordered table of rules; the first that matches decides. What a rule can name are
 the kinds that the model's modules carry (`ldlm.layers.Island.kind`, "linear"), their own or that
-of a module around them. The policy is applied to the PyTorch module before export: the same
-module, run in PyTorch, is the reference of its precision. Imports no torch.
+of a module around them, and modules themselves, by a pattern of their names. The policy is applied
+to the PyTorch module before export: the same module, run in PyTorch, is the reference of its
+precision. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ldlm.errors import ConfigError, ExportError
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 ANY = "*"
+# The dtype of products in integers: `export.quantised`. It is for CPUs, and not for TensorRT.
+INTEGER = "int8"
+HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,23 @@ def _half(dtype: str) -> tuple[Rule, ...]:
     )
 
 
+def _integer() -> tuple[Rule, ...]:
+    denoiser, latents = "denoiser", "latent_decoder"
+    f32 = "float32"
+    return (
+        Rule((denoiser,), "time_embedding", f32, "once for 64 steps: there is nothing to gain"),
+        Rule((denoiser,), "*modulation", f32, "once for 64 steps: there is nothing to gain"),
+        Rule((latents,), "*query_mlp.*", f32, "reads one constant vector: nothing to gain"),
+        Rule((ANY,), "linear", INTEGER, "weights per output channel, activations per call"),
+        Rule((ANY,), ANY, f32, "norms, attention, softcap and residuals, as in the reference"),
+    )
+
+
 POLICIES: dict[str, tuple[Rule, ...]] = {
     "fp32": (Rule((ANY,), ANY, "float32", "the reference's own precision"),),
     "fp16": _half("float16"),
     "bf16": _half("bfloat16"),
+    "int8": _integer(),
 }
 
 # The rules that hold a computation in float32; each can be switched off for an experiment.
@@ -110,6 +128,16 @@ def is_experiment(name: str) -> bool:
     return WITHOUT in name
 
 
+def is_half(rules: tuple[Rule, ...]) -> bool:
+    """Whether a policy computes its products in a half precision."""
+    return product_dtype(rules) in HALVES
+
+
+def is_integer(rules: tuple[Rule, ...]) -> bool:
+    """Whether a policy computes its products in integers."""
+    return product_dtype(rules) == INTEGER
+
+
 def product_dtype(rules: tuple[Rule, ...]) -> str:
     """The dtype that a policy gives to the weights of its products."""
     return next(rule.dtype for rule in rules if rule.what in (ANY, "linear"))
@@ -127,9 +155,9 @@ def without_islands(rules: tuple[Rule, ...], names: Sequence[str]) -> tuple[Rule
             raise ConfigError("no such island", expected=", ".join(ISLANDS), got=name)
         if name not in known:
             raise ConfigError(
-                "float32 throughout has no island to switch off",
+                "this precision has no island to switch off",
                 expected="a half precision",
-                got=f"fp32 without {name}",
+                got=f"{product_dtype(rules)} without {name}",
                 remedy="add --precision fp16 or bf16",
             )
     dtype = product_dtype(rules)
@@ -164,7 +192,7 @@ def decide(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> list[Decis
     rules = tuple(rule for rule in rules if rule.applies(stage))
     decisions = []
     for name, kinds in _with_kinds(module):
-        rule = next((r for r in rules if r.what == ANY or r.what in kinds), None)
+        rule = next((r for r in rules if r.what in kinds or fnmatchcase(name, r.what)), None)
         if rule is None:
             raise ExportError(
                 "no precision rule decides a computation", stage=stage, tensor=name, got=kinds[-1]
@@ -184,12 +212,16 @@ def apply(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> nn.Module:
     """
     import torch
 
+    from export.quantised import QuantisedLinear
+
     decisions = decide(module, stage, rules)
     module = copy.deepcopy(module)
     for decision in decisions:
         dtype = getattr(torch, decision.rule.dtype)
         target = module.get_submodule(decision.module)
-        if decision.kind == "linear":
+        if decision.rule.dtype == INTEGER and isinstance(target, torch.nn.Linear):
+            module.set_submodule(decision.module, QuantisedLinear(target))
+        elif decision.kind == "linear":
             target.to(dtype)
         else:
             object.__setattr__(target, "compute_dtype", dtype)
@@ -203,10 +235,14 @@ def without_rounding(module: nn.Module) -> nn.Module:
     """A float32 copy of a module with a policy applied; its weights keep their rounded values."""
     import torch
 
+    from export.quantised import QuantisedLinear
+
     module = copy.deepcopy(module).float()
     for child in module.modules():
         if hasattr(child, "compute_dtype"):
             object.__setattr__(child, "compute_dtype", torch.float32)
+        if isinstance(child, QuantisedLinear):
+            child.rounds = False
     return module
 
 

@@ -218,7 +218,7 @@ COMPILED: tuple[str, ...] = ("conditioning", "denoiser_step", "latent_decoder", 
 def sharing(weights: str, precision: str) -> list[StageSpec]:
     """The stages that a precision has of these weights.
 
-    Nothing is folded into half weights: they would be rounded a second time.
+    Nothing is folded into half or integer weights: they would be rounded a second time.
     """
     folds = product_dtype(policy(precision)) == "float32"
     return [s for s in STAGES if s.weights == weights and (folds or s.role != "folded")]

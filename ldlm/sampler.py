@@ -37,6 +37,7 @@ class Stages:
         token_decoder: h_hat [B,T,d] -> token ids [B,T].
         to_array: turns a NumPy array into the stages' array type.
         loop: a runtime's own way through the steps; None calls the denoiser step by step.
+        alone: whether every sample goes through by itself, because a batch would change it.
     """
 
     denoiser: Stage | None
@@ -44,6 +45,7 @@ class Stages:
     token_decoder: Stage
     to_array: Callable[[Float32s], Any] = lambda array: array
     loop: Loop | None = field(default=None, kw_only=True)
+    alone: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +103,10 @@ def sample(
     schedule = request.schedule
     grid = schedule.grid(request.steps) if request.grid is None else checked_grid(request.grid)
     table = step_table(request.solver, schedule, grid)
+    size = 1 if stages.alone else request.batch_size
     batches = [
-        range(first, min(first + request.batch_size, request.samples))
-        for first in range(0, request.samples, request.batch_size)
+        range(first, min(first + size, request.samples))
+        for first in range(0, request.samples, size)
     ]
     done, total = itertools.count(1), len(table) * len(batches)
 

@@ -20,6 +20,7 @@ import numpy as np
 from engines import manifest as manifests
 from engines.bench.peers import MATMUL, parse
 from engines.runtime.libraries import LIBRARIES
+from export.precision import is_integer, policy
 from export.stages import MAX_BATCH
 from ldlm.config import LDLMConfig
 from ldlm.errors import BenchError, ConfigError
@@ -217,7 +218,10 @@ def _require(
     if len(set(peers)) != len(peers):
         raise ConfigError("a peer is named twice", got=", ".join(peers))
     for peer in peers:
-        parse(peer)
+        if is_integer(policy(parse(peer)[1])) and any(case.batch > 1 for case in cases):
+            raise ConfigError(
+                "this precision takes every sample by itself", expected="batch 1", got=peer
+            )
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigError("a turn takes time", expected="seconds > 0", got=seconds)
     for case in cases:

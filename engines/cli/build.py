@@ -30,7 +30,8 @@ from ldlm.errors import ConfigError
 def command(
     folder: ArtifactsFolder,
     precision: Annotated[
-        str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
+        str | None,
+        typer.Option(help="Precisions, comma-separated; default: every exported one but int8."),
     ] = None,
     target: Annotated[
         str,

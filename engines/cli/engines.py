@@ -7,8 +7,14 @@ from typing import Annotated
 import typer
 
 from engines.cli import build, export, verify
-from engines.cli._shared import EXPLAIN, CheckpointFolder, OutFolder, default_artifacts
-from engines.compile.targets import RTX
+from engines.cli._shared import (
+    EXPLAIN,
+    CheckpointFolder,
+    OutFolder,
+    default_artifacts,
+    precisions,
+)
+from engines.compile.targets import RTX, require_compilable
 from engines.proof.parity import NOTHING_MORE
 
 
@@ -25,6 +31,7 @@ def command(
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
     build.chosen_target(target, sm)  # wrong options are refused before the long work
+    require_compilable(precisions(precision))
     folder = folder or default_artifacts(checkpoint)
     export.command(checkpoint, folder, precision, explain=explain)
     document, parity = verify.measure(folder, checkpoint, precision, NOTHING_MORE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from export.precision import POLICIES, is_integer, policy
 from export.stages import BATCH, LENGTH, AxisRange, graph_ranges
 from ldlm.config import LDLMConfig
 from ldlm.errors import ConfigError
@@ -35,6 +36,27 @@ NO_BFLOAT16 = ("sm75",)
 # one that holds a shape is used: a batch of 1 runs on what is tuned for it.
 PROFILES: dict[str, tuple[int, int, int]] = {"latency": (1, 1, 1), "throughput": (1, 8, 8)}
 CUSTOM = "custom"
+
+
+def compilable(precision: str) -> bool:
+    """Whether TensorRT takes a precision's graphs: it has no products of dynamic integers."""
+    return not is_integer(policy(precision))
+
+
+def require_compilable(precisions: Sequence[str]) -> None:
+    """Refuse what TensorRT does not take.
+
+    Raises:
+        ConfigError: naming the first precision.
+    """
+    for name in precisions:
+        if not compilable(name):
+            raise ConfigError(
+                "no engines are built of this precision: its products are for CPUs",
+                expected=" or ".join(filter(compilable, POLICIES)),
+                got=name,
+                remedy="ldlm export and ldlm verify; ldlm sample runs it on ONNX Runtime",
+            )
 
 
 def parse_sms(text: str) -> tuple[str, ...]:

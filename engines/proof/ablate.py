@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 
 from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import clamped, stage_inputs
-from engines.proof.stage import Subject, against, autocast_outputs
+from engines.proof.stage import Subject, against, peer_outputs
 from engines.proof.stress import stress_inputs, stressed
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
@@ -97,7 +96,7 @@ def half_ones(precisions: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: there is none.
     """
-    half = [n for n in precisions if policies.product_dtype(policies.policy(n)) != "float32"]
+    half = [n for n in precisions if policies.is_half(policies.policy(n))]
     if not half:
         raise ConfigError(
             "there is no half precision to ablate",
@@ -131,8 +130,7 @@ class Bench:
         subject = Subject(
             model, self.spec, precision, kind, {}, {case: self.inputs}, {case: self.expected}
         )
-        dtype = getattr(torch, policies.product_dtype(policies.policy(precision)))
-        self.autocast = against(autocast_outputs(subject, dtype)[case], self.expected).relative_l2
+        self.autocast = against(peer_outputs(subject)[case], self.expected).relative_l2
 
     def without(self, off: Sequence[str]) -> Ablation:
         """Export the stage with these islands in half, and evaluate the file."""

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.proof.compare import compare
-from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
+from engines.proof.peer import runner
 from engines.runtime.ort import OrtStage
+from export.precision import Rule
 from export.stages import TABLE_STEPS, stage
 from ldlm.noise import NoiseStream
 
@@ -107,26 +108,31 @@ def float32_lines(subject: Subject) -> Iterator[Line]:
             yield subject.line("folded", case, distance, subject.exact_limit)
 
 
-def half_lines(subject: Subject, autocast: Mapping[Case, Array], in_ort: bool) -> Iterator[Line]:
-    """Questions about half graphs, in the evaluator and, where it has the dtype, ONNX Runtime.
+def rounded_lines(
+    subject: Subject, peer: Mapping[Case, Array], rules: tuple[Rule, ...], in_ort: bool
+) -> Iterator[Line]:
+    """Questions about graphs with rounded products.
 
     Args:
         subject: the stage.
-        autocast: what PyTorch's autocast makes of its inputs: the measure of the error.
-        in_ort: whether ONNX Runtime's CPU provider runs the dtype.
+        peer: what PyTorch's own means make of its inputs: the measure of the error.
+        rules: its policy.
+        in_ort: whether the files of a half precision also run in ONNX Runtime's CPU provider.
     """
     from engines.proof.stage import pooled
 
     if LOOP[1] not in subject.paths:
         return
-    loop = LoopDenoiser(*(EvaluatorStage(subject.paths[n], stage(n)).run for n in LOOP))
+    config = subject.model.config
+    graphs = [runner(subject.paths[name], stage(name), config, rules) for name in LOOP]
+    loop = LoopDenoiser(*(graph.run for graph in graphs))
     # Every sample is a call of its own, slow in the evaluator: of the batches, which have several
     # times, the one of a middle length.
     lengths = sorted({length for _, length in subject.inputs})
     middle = lengths[len(lengths) // 2]
     chosen = [case for case in subject.inputs if case[0] == 1 or case[1] == middle]
     expected = {case: subject.expected[case] for case in chosen}
-    limit = AUTOCAST_RATIO * pooled(autocast, expected).relative_l2
+    limit = AUTOCAST_RATIO * pooled(peer, expected).relative_l2
 
     def outputs(graphs: LoopDenoiser) -> dict[Case, Array]:
         return {case: graphs(*subject.inputs[case]) for case in chosen}
@@ -134,9 +140,8 @@ def half_lines(subject: Subject, autocast: Mapping[Case, Array], in_ort: bool) -
     yield subject.line("loop", (0, 0), pooled(outputs(loop), expected), limit)
     yield _update(subject, loop)
     if in_ort:
-        config = subject.model.config
-        graphs = (OrtStage(subject.paths[name], stage(name), config) for name in LOOP)
-        file = outputs(LoopDenoiser(*(graph.run for graph in graphs)))
+        loaded = (OrtStage(subject.paths[name], stage(name), config) for name in LOOP)
+        file = outputs(LoopDenoiser(*(graph.run for graph in loaded)))
         yield subject.line("loop file", (0, 0), pooled(file, expected), limit)
 
 

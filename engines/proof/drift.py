@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from engines.manifest import Manifest
-from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO, DRIFT_FLOAT32
-from engines.proof.half import HalfProducts
 from engines.proof.parity import SAMPLER, Line
-from engines.runtime.ort import OrtStage
+from engines.proof.peer import runner, torchs_own
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
 from export.stages import DEPLOYED, stage
@@ -48,12 +44,12 @@ def drift(
 ) -> tuple[list[Line], dict[str, list[float]]]:
     """Sample one text per precision with the noise of seed 0, and compare with float32 PyTorch.
 
-    Half precisions run in the evaluator and are held to PyTorch's autocast on the same noise;
-    float32 runs in ONNX Runtime.
+    Half precisions run in the evaluator, others in ONNX Runtime. All but float32 are held to what
+    PyTorch's own means make of the same noise; see `engines.proof.peer`.
 
     Returns:
         Lines "drift" (root mean square over the steps of the estimates' relative L2) and "drift
-        tokens" (the share of tokens that differ; in a half precision held to autocast's share),
+        tokens" (the share of tokens that differ; all but float32's held to PyTorch's share),
         and the drift at every step per precision.
     """
     request = SampleRequest(
@@ -69,45 +65,35 @@ def drift(
     curves: dict[str, list[float]] = {}
     for name in precisions:
         progress(f"sampler: {name}")
+        rules = policies.policy(name)
+        paths = {s: manifest.graph(name, s).verified(folder) for s in DEPLOYED}
+        runtime = {s: runner(path, stage(s), model.config, rules) for s, path in paths.items()}
         if name == "fp32":
-            runtime: Mapping[str, Callable[..., Array]] = {
-                s: OrtStage.from_artifacts(folder, manifest, s, name) for s in DEPLOYED
-            }
             limit, share = DRIFT_FLOAT32, 0.0
         else:
-            dtype = getattr(torch, policies.product_dtype(policies.policy(name)))
-            autocast = _run(torch_stages, request, HalfProducts(dtype))
-            limit = AUTOCAST_RATIO * _over_steps(_distances(autocast, reference))
-            share = float(np.mean(autocast.tokens != reference.tokens))
-            runtime = {
-                s: EvaluatorStage(manifest.graph(name, s).verified(folder), stage(s))
-                for s in DEPLOYED
-            }
+            peer = _run({s: torchs_own(model, stage(s), rules) for s in DEPLOYED}, request)
+            limit = AUTOCAST_RATIO * _over_steps(_distances(peer, reference))
+            share = float(np.mean(peer.tokens != reference.tokens))
         run = _run(runtime, request)
         curves[name] = _distances(run, reference)
         where = (SAMPLER, name, "given")
         lines.append(Line(*where, "drift", 1, length, _over_steps(curves[name]), limit))
         differ = float(np.mean(run.tokens != reference.tokens))
-        # A share of few tokens is coarse: one token more than autocast is no finding.
+        # A share of few tokens is coarse: one token more than PyTorch's is no finding.
         allowed = share + (1 / length if name != "fp32" else 0.0)
         lines.append(Line(*where, "drift tokens", 1, length, differ, allowed))
     return lines, curves
 
 
-def _run(
-    stages: Mapping[str, Callable[..., Array]],
-    request: SampleRequest,
-    mode: AbstractContextManager[Any] | None = None,
-) -> Run:
+def _run(stages: Mapping[str, Callable[..., Array]], request: SampleRequest) -> Run:
     estimates: list[Array] = []
 
     def denoiser(*inputs: Array) -> Array:
         estimates.append(stages["denoiser"](*inputs))
         return estimates[-1]
 
-    with mode or nullcontext():
-        decoders = (stages["latent_decoder"], stages["token_decoder"])
-        tokens = sample(Stages(denoiser, *decoders), request)
+    decoders = (stages["latent_decoder"], stages["token_decoder"])
+    tokens = sample(Stages(denoiser, *decoders), request)
     return Run(estimates, tokens)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from engines.manifest import Manifest
@@ -29,7 +28,7 @@ from engines.proof.gates import (
 )
 from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Line
-from engines.proof.stage import ALL, Case, Subject, autocast_outputs, other_choice, pooled
+from engines.proof.stage import ALL, Case, Subject, other_choice, peer_outputs, pooled
 from engines.runtime.torch_stage import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
@@ -96,13 +95,12 @@ def _last_run(call: Callable[..., Array], arrays: tuple[Array, ...]) -> Array:
 
 def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Iterator[Line]:
     rules = policies.policy(subject.precision)
-    dtype = policies.product_dtype(rules)
-    if dtype == "float32":
+    if policies.product_dtype(rules) == "float32":
         limit = FORMULA_L2
         squares = np.concatenate([x.ravel() for x in subject.expected.values()]) ** 2
         tie = NEAR_TIE_FLOAT32 * float(np.sqrt(squares.mean()))
     else:
-        theirs = pooled(autocast_outputs(subject, getattr(torch, dtype)), subject.expected)
+        theirs = pooled(peer_outputs(subject), subject.expected)
         limit, tie = AUTOCAST_RATIO * theirs.relative_l2, NEAR_TIE_HALF * theirs.max_abs
     if not ids:
         yield subject.line("engine", ALL, pooled(outputs, subject.expected), limit)

@@ -12,7 +12,8 @@ FORMULA_L2 = 1e-5
 # of two for another order of summation.
 FLOAT64_RATIO = 4.0
 
-# A half precision may be this much worse than PyTorch's own autocast in that dtype.
+# A half precision may be this much worse than PyTorch's own autocast in that dtype; int8, than
+# PyTorch's own dynamic quantisation of the same layers.
 AUTOCAST_RATIO = 1.25
 
 # Two computations that round in different places, each within AUTOCAST_RATIO, are at most this far

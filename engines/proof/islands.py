@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from export.checks import rule_dtype
-from export.precision import Rule
+from export.precision import Rule, is_integer
 from export.stages import StageSpec
 
 # ONNX operators and the kind of computation whose rule decides their dtype.
@@ -90,9 +90,11 @@ def look(
     Args:
         path: the .onnx file.
         spec, precision, rules: what it should be.
-        tensorrt: whether to ask TensorRT too; it is left out where it is not installed.
+        tensorrt: whether to ask TensorRT too; it is left out where it is not installed, and for
+            integer products, which it does not take.
     """
     records = []
+    tensorrt = tensorrt and not is_integer(rules)
     sources = (
         ("onnx", from_file(path), ONNX_KINDS),
         ("tensorrt", from_tensorrt(path, spec) if tensorrt else None, TRT_KINDS),

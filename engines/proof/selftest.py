@@ -84,17 +84,20 @@ def self_test(
 
 
 def require_policies(precisions: list[str]) -> None:
-    """Refuse experiments: what a damage would turn to half may be half there.
+    """Refuse experiments, where what a damage would turn to half may be half, and integers.
 
     Raises:
         ConfigError: naming the first.
     """
     for name in precisions:
-        if policies.is_experiment(name):
+        if policies.is_experiment(name) or policies.is_integer(policies.policy(name)):
             raise ConfigError(
-                "the self-test is for the policies, not for an experiment",
-                expected=" or ".join(policies.POLICIES),
+                "the self-test is for the float policies, not for an experiment or integers",
+                expected=" or ".join(
+                    n for n, rules in policies.POLICIES.items() if not policies.is_integer(rules)
+                ),
                 got=name,
+                remedy="name others with --precision",
             )
 
 

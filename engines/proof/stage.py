@@ -1,14 +1,14 @@
 """The questions that are put to one stage in one precision.
 
 graph       fp32: the file in ONNX Runtime = float32 PyTorch.
-            half: the file in the evaluator = the policy's module in PyTorch, as far as two
-            roundings can agree
-formula     half: the file with rounding switched off = float32 PyTorch with the same rounded
+            half: the file in the evaluator, int8: in ONNX Runtime = the policy's module in PyTorch,
+            as far as two roundings can agree
+formula     half, int8: the file with rounding switched off = float32 PyTorch with the same rounded
             weights, as closely as float32 agrees
-precision   half: the file in the evaluator against float32 PyTorch, held to the error of
-            PyTorch's autocast on the same inputs
+precision   half, int8: the file, as under "graph", against float32 PyTorch, held to the error of
+            PyTorch's autocast, or of its dynamic quantisation, on the same inputs
 file        fp16: the file in ONNX Runtime, which computes fp16 in float32: it loads and runs
-kl          half: the token decoder's softmax, held to autocast's
+kl          half, int8: the token decoder's softmax, held to the same
 loop, update, folded    the graphs derived from it: see `engines.proof.derived`
 tokens      the ids file = argmax of the logits file, and = PyTorch's choice but for near-ties
 """
@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from engines.proof import derived
 from engines.proof.compare import Comparison, compare
-from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import (
     AGREEMENT_RATIO,
     AUTOCAST_RATIO,
@@ -41,13 +40,14 @@ from engines.proof.gates import (
 )
 from engines.proof.half import HalfProducts
 from engines.proof.parity import Line
+from engines.proof.peer import runner, torchs_own
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch_stage import TorchStage
 from export import precision as policies
+from export.passes.dequantise import dequantise
 from export.passes.widen import widen
 from export.stages import StageSpec
 from ldlm import files
-from ldlm.errors import ParityError
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -91,7 +91,7 @@ class Subject:
 
 def prove(subject: Subject) -> list[Line]:
     """All questions about one subject."""
-    lines = _float32(subject) if subject.precision == "fp32" else _half(subject)
+    lines = _float32(subject) if subject.precision == "fp32" else _rounded(subject)
     return list(lines)
 
 
@@ -109,36 +109,36 @@ def _float32(subject: Subject) -> Iterator[Line]:
             yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
 
 
-def _half(subject: Subject) -> Iterator[Line]:
+def _rounded(subject: Subject) -> Iterator[Line]:
     rules = policies.policy(subject.precision)
     spec, model = subject.spec, subject.model
     module = policies.apply(spec.build(model), spec.weights, rules)
     yield from _formula(subject, policies.without_rounding(module))
 
-    autocast = autocast_outputs(subject, getattr(torch, policies.product_dtype(rules)))
-    evaluator = EvaluatorStage(subject.paths["graph"], spec)
+    peer = peer_outputs(subject)
+    stage = runner(subject.paths["graph"], spec, model.config, rules)
     policy = TorchStage(model, spec, module)
-    outputs = {case: evaluator(*arrays) for case, arrays in subject.inputs.items()}
+    outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
     with HalfProducts():
         same_policy = {case: policy(*arrays) for case, arrays in subject.inputs.items()}
-    theirs = pooled(autocast, subject.expected)
+    theirs = pooled(peer, subject.expected)
     error = theirs.relative_l2
     yield subject.line("graph", ALL, pooled(outputs, same_policy), AGREEMENT_RATIO * error)
     limit = AUTOCAST_RATIO * error
     yield subject.line("precision", ALL, pooled(outputs, subject.expected), limit)
-    if policies.product_dtype(rules) in ORT_HALF:
-        stage = OrtStage(subject.paths["graph"], spec, model.config)
-        file = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
-        yield subject.line("file", ALL, pooled(file, subject.expected), limit)
     in_ort = policies.product_dtype(rules) in ORT_HALF
-    yield from derived.half_lines(subject, autocast, in_ort)
+    if in_ort:
+        loaded = OrtStage(subject.paths["graph"], spec, model.config)
+        file = {case: loaded(*arrays) for case, arrays in subject.inputs.items()}
+        yield subject.line("file", ALL, pooled(file, subject.expected), limit)
+    yield from derived.rounded_lines(subject, peer, rules, in_ort)
     if "ids" in subject.paths:
         kl = {
             name: kl_divergence(subject.expected, got)
-            for name, got in (("ours", outputs), ("theirs", autocast))
+            for name, got in (("ours", outputs), ("theirs", peer))
         }
         yield subject.line("kl", ALL, kl["ours"], KL_RATIO * kl["theirs"])
-        ids = EvaluatorStage(subject.paths["ids"], _ids_spec())
+        ids = runner(subject.paths["ids"], _ids_spec(), model.config, rules)
         for case, arrays in subject.inputs.items():
             tie = NEAR_TIE_HALF * theirs.max_abs
             yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
@@ -166,18 +166,14 @@ def pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Compar
     return against(*(np.concatenate([x[c].ravel() for c in reference]) for x in (got, reference)))
 
 
-def autocast_outputs(subject: Subject, dtype: torch.dtype) -> dict[Case, Array]:
-    """The float32 module under PyTorch's autocast, as CUDA computes it.
+def peer_outputs(subject: Subject) -> dict[Case, Array]:
+    """What PyTorch's own means make of a subject's precision; see `engines.proof.peer`.
 
     Raises:
-        ParityError: no product was rounded, so that the comparison would mean nothing.
+        ParityError: nothing was rounded, so that the comparison would mean nothing.
     """
-    stage = TorchStage(subject.model, subject.spec)
-    with HalfProducts(dtype) as mode:
-        outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
-    if not mode.products:
-        raise ParityError("autocast rounded no product", stage=subject.spec.name, got=dtype)
-    return outputs
+    call = torchs_own(subject.model, subject.spec, policies.policy(subject.precision))
+    return {case: call(*arrays) for case, arrays in subject.inputs.items()}
 
 
 def kl_divergence(reference: Mapping[Case, Array], logits: Mapping[Case, Array]) -> float:
@@ -222,13 +218,14 @@ def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Line]:
 
 
 def rounding_off(path: Path, target: Path) -> Path:
-    """Write a half graph with every tensor in float32, its weights keeping their rounded values.
+    """Write a graph with every tensor in float32, its weights keeping their rounded values.
 
     Raises:
         DiskSpaceError: the disk is full.
     """
     graph = ir.load(path)
     widen(graph)
+    dequantise(graph)
     return save_graph(graph, target)
 
 

@@ -41,9 +41,9 @@ def parity_table(parity: dict[str, Any]) -> Table:
         title="Parity against PyTorch",
         caption=(
             "graph: file = model of the same policy.  formula: file without rounding = model.\n"
-            f"precision: file against float32, held to {AUTOCAST_RATIO} x autocast.  "
+            f"precision: file against float32, held to {AUTOCAST_RATIO} x PyTorch's own.  "
             "file: in ONNX Runtime.\n"
-            "kl: of the softmax, held to autocast's.  tokens: share that differs and is no "
+            "kl: of the softmax, held to PyTorch's.  tokens: share that differs and is no "
             "near-tie.\nengine: on the GPU at hand, held to the same limits"
         ),
     )

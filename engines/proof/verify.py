@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines import keys
+from engines.compile.targets import require_compilable
 from engines.manifest import Manifest
 from engines.proof import islands, taps
 from engines.proof.ablate import ablate, half_ones
@@ -91,8 +92,12 @@ def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -
         step_table(SampleRequest.solver, schedule, schedule.grid(extra.sampler_steps))
     if extra.self_test:
         require_policies(precisions)
+    if extra.taps:
+        taps.require_floats(precisions)
     if extra.ablate:
         half_ones(precisions)
+    if extra.runtime:
+        require_compilable(precisions)
 
 
 def _ask_more(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engines.manifest import TOKENIZER, Manifest, require_origin
 from engines.runtime.libraries import LIBRARIES
+from export.precision import is_integer, policy
 from export.stages import COMPILED, DEPLOYED, sharing, stage
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
 from ldlm.sampler import Stages
@@ -97,11 +98,13 @@ def _onnxruntime(
             folder, manifest, name, precision, provider=provider, **options
         )
 
+    # One scale holds for all activations of a call: with others in it, a text would change.
+    alone = is_integer(policy(precision))
     if plain:
-        return Stages(*(load(name) for name in DEPLOYED))
+        return Stages(*(load(name) for name in DEPLOYED), alone=alone)
     loop = OrtLoop(load("conditioning"), load("denoiser_step", cuda_graphs=True))
     latents = sharing("latent_decoder", precision)[-1]
-    return Stages(None, load(latents.name), load("token_decoder"), loop=loop)
+    return Stages(None, load(latents.name), load("token_decoder"), loop=loop, alone=alone)
 
 
 def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: str) -> Stages:

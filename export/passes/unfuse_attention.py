@@ -11,6 +11,8 @@ from ldlm.errors import GraphCheckError
 def unfuse_attention(model: ir.Model) -> int:
     """Replace every Attention node by softmax(Q K^T / sqrt(d_head)) V, in float32 throughout.
 
+    Both layouts are known: heads [B, H, T, d_head], and rows [B, T, H * d_head].
+
     The inputs are cast to float32 and the result back, so that the form without a fused kernel is
     never less precise than the one with it.
 
@@ -23,15 +25,19 @@ def unfuse_attention(model: ir.Model) -> int:
     nodes = [node for node in model.graph if node.op_type == "Attention"]
     for node in nodes:
         _require_plain(node)
-        q, k, v = node.inputs[:3]
         old = node.outputs[0]
         tape = Tape()
-        q32, k32, v32 = (_cast(tape, value, ir.DataType.FLOAT) for value in (q, k, v))
-        factor = node.attributes.get_float("scale", 0.0) or _width(q) ** -0.5
+        heads = node.attributes.get_int("q_num_heads", 0)
+        q32, k32, v32 = (
+            _split(tape, _cast(tape, value, ir.DataType.FLOAT), heads) for value in node.inputs[:3]
+        )
+        width = _width(node.inputs[0]) // (heads or 1)
+        factor = node.attributes.get_float("scale", 0.0) or width**-0.5
         scale = tape.op("Constant", [], {"value": ir.tensor(factor, dtype=ir.DataType.FLOAT)})
         keys = tape.op("Transpose", [k32], {"perm": [0, 1, 3, 2]})
         scores = tape.op("MatMul", [tape.op("Mul", [q32, scale]), keys])
         product = tape.op("MatMul", [tape.op("Softmax", [scores], {"axis": -1}), v32])
+        product = _merge(tape, product, heads)
         for value in (value for made in tape.nodes for value in made.outputs):
             value.dtype = value.dtype or ir.DataType.FLOAT
         new = _cast(tape, product, old.dtype)
@@ -52,6 +58,28 @@ def _cast(tape: Tape, value: ir.Value | None, dtype: ir.DataType | None) -> ir.V
     return cast
 
 
+def _split(tape: Tape, rows: ir.Value, heads: int) -> ir.Value:
+    """[B, T, H * d_head] -> [B, H, T, d_head]; what is split already stays."""
+    if not heads:
+        return rows
+    shape = _shape(tape, [0, 0, heads, -1])
+    return tape.op("Transpose", [tape.op("Reshape", [rows, shape])], {"perm": [0, 2, 1, 3]})
+
+
+def _merge(tape: Tape, value: ir.Value, heads: int) -> ir.Value:
+    """[B, H, T, d_head] -> [B, T, H * d_head], where rows were split."""
+    if not heads:
+        return value
+    rows = tape.op("Transpose", [value], {"perm": [0, 2, 1, 3]})
+    return tape.op("Reshape", [rows, _shape(tape, [0, 0, -1])])
+
+
+def _shape(tape: Tape, sizes: list[int]) -> ir.Value:
+    shape = tape.op("Constant", [], {"value": ir.tensor(sizes)})
+    shape.dtype = ir.DataType.INT64
+    return shape
+
+
 def _width(q: ir.Value | None) -> int:
     size = None if q is None or q.shape is None else q.shape[-1]
     if not isinstance(size, int):
@@ -61,7 +89,7 @@ def _width(q: ir.Value | None) -> int:
 
 def _require_plain(node: ir.Node) -> None:
     extra = [str(value.name) for value in node.inputs[3:] if value is not None]
-    extra += [name for name in ("is_causal", "softcap", "q_num_heads") if _number(node, name)]
+    extra += [name for name in ("is_causal", "softcap") if _number(node, name)]
     extra += [str(value.name) for value in node.outputs[1:] if value.uses()]
     if extra:
         raise GraphCheckError(

@@ -74,6 +74,19 @@ def test_a_provider_is_tried_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert "nothing falls back" in found.means
 
 
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [("fpu avx2 fma", doctor.PARTLY), ("fpu avx2 avx512_vnni", doctor.GOOD), ("", doctor.PARTLY)],
+)
+def test_whether_int8_can_be_faster(
+    monkeypatch: pytest.MonkeyPatch, flags: str, level: str
+) -> None:
+    monkeypatch.setattr(doctor.files, "read_if_possible", lambda _: f"flags : {flags}\n".encode())
+    found = doctor._integers()
+    assert found.level == level
+    assert bool(found.remedy) == (level == doctor.PARTLY)
+
+
 def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed_version", lambda _: None)
     for what in ("torch", "TensorRT-RTX", "TensorRT", "CUDA bindings", "onnxruntime"):

@@ -1,0 +1,81 @@
+"""What runs a precision's graphs in the proof, and what PyTorch itself makes of that precision.
+
+A half precision is held to PyTorch's autocast, integers to PyTorch's own dynamic quantisation: a
+measure of the error that does not come from here.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from engines.proof.evaluator import EvaluatorStage
+from engines.proof.half import HalfProducts
+from engines.runtime.ort import OrtStage
+from engines.runtime.torch_stage import TorchStage
+from export import precision as policies
+from export.stages import StageSpec
+from ldlm.config import LDLMConfig
+from ldlm.errors import ParityError
+from ldlm.model import LDLM
+
+Array = NDArray[Any]
+
+
+def runner(
+    path: Path, spec: StageSpec, config: LDLMConfig, rules: tuple[policies.Rule, ...]
+) -> EvaluatorStage | OrtStage:
+    """A graph where its precision shows: a half one in the evaluator, others in ONNX Runtime."""
+    half = policies.is_half(rules)
+    return EvaluatorStage(path, spec) if half else OrtStage(path, spec, config)
+
+
+def torchs_own(
+    model: LDLM, spec: StageSpec, rules: tuple[policies.Rule, ...]
+) -> Callable[..., Array]:
+    """The float32 stage with PyTorch's own means of lowering it to a policy's dtype."""
+    if policies.is_integer(rules):
+        return TorchStage(model, spec, dynamically_quantised(spec.build(model), spec, rules))
+    dtype = getattr(torch, policies.product_dtype(rules))
+    stage = TorchStage(model, spec)
+
+    def autocast(*arrays: Array) -> Array:
+        with HalfProducts(dtype) as mode:
+            output = stage(*arrays)
+        if not mode.products:
+            raise ParityError("autocast rounded no product", stage=spec.name, got=dtype)
+        return output
+
+    return autocast
+
+
+def dynamically_quantised(
+    module: nn.Module, spec: StageSpec, rules: tuple[policies.Rule, ...]
+) -> nn.Module:
+    """A copy in which PyTorch quantises the layers that the policy does, weights per channel."""
+    module = copy.deepcopy(module)
+    with warnings.catch_warnings():
+        # All of torch.ao announces its move to another package; torch is pinned.
+        warnings.simplefilter("ignore", (DeprecationWarning, UserWarning))
+        from torch.ao.nn.quantized.dynamic import Linear
+        from torch.ao.quantization import per_channel_dynamic_qconfig
+
+        for decision in policies.decide(module, spec.weights, rules):
+            if decision.rule.dtype != policies.INTEGER:
+                continue
+            own = module.get_submodule(decision.module)
+            if not isinstance(own, nn.Linear):
+                raise ParityError("no layer to quantise", stage=spec.name, tensor=decision.module)
+            plain = nn.Linear(own.in_features, own.out_features, own.bias is not None)
+            plain.weight, plain.bias = own.weight, own.bias
+            plain.__dict__["qconfig"] = per_channel_dynamic_qconfig
+            quantise: Callable[[nn.Module], nn.Module] = Linear.from_float
+            module.set_submodule(decision.module, quantise(plain))
+    return module

@@ -1,0 +1,185 @@
+"""int8 from export to text: its gates, its faults, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from engines import manifest as manifests
+from engines.artifacts import build_artifacts, export_artifacts
+from engines.compile.target import rtx_target
+from engines.compile.targets import parse_sms, profiles
+from engines.evaluate import runs_of
+from engines.proof.drift import drift
+from engines.proof.parity import Extra, Line, Parity
+from engines.proof.verify import verify
+from engines.runtime.load import load_stages
+from ldlm import LDLM
+from ldlm.errors import ConfigError
+from ldlm.noise import NoiseStream
+from ldlm.sampler import SampleRequest, sample
+from ldlm.schedule import TangentSchedule
+from ldlm.solvers import step_table
+
+
+@pytest.fixture(scope="module")
+def artifacts(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Graphs in int8. Do not change them: copy them."""
+    folder = tmp_path_factory.mktemp("int8") / "artifacts"
+    export_artifacts(small_checkpoint, folder, ["int8"], lambda _: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parity(artifacts: Path, small: LDLM) -> Parity:
+    return verify(artifacts, manifests.load(artifacts), small, ["int8"])
+
+
+def lines(parity: Parity, stage: str) -> dict[str, Line]:
+    return {line.question: line for line in parity.lines if line.stage == stage}
+
+
+def test_every_gate_holds(parity: Parity) -> None:
+    parity.require_passed()
+    found = {line.stage: set(lines(parity, line.stage)) for line in parity.lines}
+    common = {"formula", "graph", "precision"}
+    assert found == {
+        "denoiser": common | {"loop", "update"},
+        "latent_decoder": common,
+        "token_decoder_logits": common | {"kl", "tokens"},
+    }
+    assert {island["source"] for island in parity.islands} == {"onnx"}  # TensorRT has no int8
+    assert {island["expected"] for island in parity.islands} == {"float32"}
+
+
+def test_the_error_is_that_of_eight_bits(parity: Parity) -> None:
+    """A gate that held for float32 outputs would say nothing about integers."""
+    for stage in ("denoiser", "latent_decoder", "token_decoder_logits"):
+        assert 1e-3 < lines(parity, stage)["precision"].distance < 0.2
+
+
+def fewer_levels(graph: ir.Graph) -> None:
+    """Weights of four bits in the place of seven."""
+    for value in graph.initializers.values():
+        if value.dtype == ir.DataType.INT8 and value.const_value is not None:
+            codes = value.const_value.numpy()
+            coarse = (np.rint(codes / 8) * 8).astype(np.int8)
+            value.const_value = ir.tensor(coarse, name=value.name)
+
+
+def lost_scale(graph: ir.Graph) -> None:
+    """One product without the scale of its activations."""
+    node = next(n for n in graph if n.op_type == "DynamicQuantizeLinear")
+    one = ir.Value(name="one", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.FLOAT))
+    one.const_value = ir.tensor(np.ones((), np.float32), name="one")
+    graph.register_initializer(one)
+    node.outputs[1].replace_all_uses_with(one)
+
+
+def turned_channels(graph: ir.Graph) -> None:
+    """The scales of one layer's channels in another order."""
+    name = next(name for name in graph.initializers if name.endswith("up.scales"))
+    value = graph.initializers[name]
+    assert value.const_value is not None
+    value.const_value = ir.tensor(value.const_value.numpy()[::-1].copy(), name=name)
+
+
+@pytest.mark.parametrize(
+    ("fault", "noticed"),
+    [
+        (fewer_levels, {"formula", "precision"}),
+        (lost_scale, {"graph", "precision"}),
+        (turned_channels, {"formula", "precision"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_fault_is_noticed(
+    artifacts: Path,
+    small: LDLM,
+    tmp_path: Path,
+    fault,
+    noticed: set[str],  # type: ignore[no-untyped-def]
+) -> None:
+    from engines.proof.verify import _prove
+    from export.stages import sharing
+
+    folder = Path(shutil.copytree(artifacts / "onnx" / "int8", tmp_path / "onnx"))
+    model = ir.load(folder / "denoiser.onnx")
+    fault(model.graph)
+    ir.save(model, folder / "denoiser.onnx", external_data="damaged.data")
+    paths = {spec.name: folder / f"{spec.name}.onnx" for spec in sharing("denoiser", "int8")}
+    found = _prove(small, "denoiser", "int8", paths, [(2, 17)], "given")
+    assert noticed <= {line.question for line in found if not line.passed}
+
+
+def test_stress_weights_within_the_gates(artifacts: Path, small: LDLM) -> None:
+    from engines.proof.verify import _stress
+
+    Parity(_stress(artifacts, small, ["int8"], lambda _: None), {}).require_passed()
+
+
+def test_the_sampler_drifts_no_more_than_pytorchs(artifacts: Path, small: LDLM) -> None:
+    manifest = manifests.load(artifacts)
+    found, curves = drift(artifacts, manifest, small, ["int8"], steps=40, length=8)
+    assert all(line.passed for line in found)
+    assert min(curves["int8"]) > 1e-4
+
+
+def request(**fields: object) -> SampleRequest:
+    wanted = {"length": 16, "samples": 5, "batch_size": 3, "steps": 40, "solver": "ddpm", **fields}
+    return SampleRequest(d_model=128, **wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_batch_changes_no_text(artifacts: Path, plain: bool) -> None:
+    stages = load_stages(artifacts, manifests.load(artifacts), precision="int8", plain=plain)
+    together, apart = (sample(stages, request(batch_size=size)) for size in (3, 1))
+    assert np.array_equal(together, apart)
+
+
+def test_together_they_would_change_one_another(artifacts: Path) -> None:
+    """Why every sample goes through by itself: the scale is one for all of a call."""
+    stages = load_stages(artifacts, manifests.load(artifacts), precision="int8")
+    assert stages.alone
+    assert stages.loop is not None
+    schedule = TangentSchedule()
+    run = stages.loop(step_table("ddim", schedule, schedule.grid(20)))
+    pair = run(NoiseStream(0, range(2), (16, 128)), lambda: None)
+    single = run(NoiseStream(0, range(1), (16, 128)), lambda: None)
+    assert not np.allclose(pair[:1], single, rtol=1e-4)
+
+
+def test_what_it_is_not_for(artifacts: Path, small: LDLM) -> None:
+    manifest = manifests.load(artifacts)
+    target = rtx_target(parse_sms("80"))
+    for named in (["int8"], None):
+        with pytest.raises(ConfigError, match="no engines are built"):
+            build_artifacts(artifacts, named, target, profiles(small.config), lambda *_: None)
+    for extra, reason in (
+        (Extra(taps=True), "taps"),
+        (Extra(stress=False, self_test=True), "self-test"),
+        (Extra(ablate=True), "no half"),
+        (Extra(runtime="rtx"), "no engines are built"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            verify(artifacts, manifest, small, ["int8"], extra=extra)
+    runs = runs_of(["int8"], ["ort", "evaluator", "rtx"])
+    assert runs == [("torch", "fp32"), ("ort", "int8")]
+
+
+def test_other_precisions_are_built_beside_it(
+    small_artifacts: Path, small_checkpoint: Path, tmp_path: Path
+) -> None:
+    """`ldlm build` without a list takes what TensorRT takes."""
+    folder = Path(shutil.copytree(small_artifacts, tmp_path / "artifacts"))
+    export_artifacts(small_checkpoint, folder, ["int8"], lambda _: None)
+    target = rtx_target(parse_sms("all"), skip_unsupported=True)
+    ranges = profiles(manifests.load(folder).config)
+    decisions = build_artifacts(folder, None, target, ranges, lambda *_: None)
+    assert decisions
+    assert not any(d.reasons for d in decisions)
+    assert not any("int8" in d.what for d in decisions)
