@@ -70,6 +70,8 @@ def check_graph(
     _check_inputs_used(graph, spec)
     norms = _check_layer_norms(graph, spec, module, rules)
     capped = _check_softcap(graph, spec, config, rules)
+    if spec.name == "denoiser_step":
+        _check_whole_rows(graph, spec)
     integers = _check_integer_products(graph, spec, module)
     _check_constants(graph, spec, config)
     data = _check_external_data(path, graph, spec)
@@ -242,6 +244,19 @@ def _check_softcap(
                 "a Softmax is not fed by the softcap", stage=spec.name, tensor=node.name
             )
     return expected
+
+
+def _check_whole_rows(graph: ir.Graph, spec: StageSpec) -> None:
+    """No float32 attention of the loop has its heads moved to and fro."""
+    for node in graph:
+        wide = node.op_type == "Attention" and node.outputs[0].dtype == ir.DataType.FLOAT
+        if wide and not node.attributes.get_int("q_num_heads", 0):
+            raise GraphCheckError(
+                "an attention of the loop does not read whole rows",
+                stage=spec.name,
+                tensor=node.name,
+                remedy="export.passes.fuse_rotary does not know the pattern it was traced to",
+            )
 
 
 def _check_integer_products(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:

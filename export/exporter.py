@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from export import checks, precision
 from export.passes.argmax_tail import argmax_tail
 from export.passes.fold import fold
+from export.passes.fuse_rotary import fuse_rotary
 from export.passes.solver_update import next_step, solver_update
 from export.passes.split_conditioning import conditioning_graph, step_graph
 from export.passes.strip_metadata import strip_metadata
@@ -198,6 +199,7 @@ def _derive(source: Path, target: Path, spec: StageSpec, config: LDLMConfig) -> 
     elif spec.name == "denoiser_step":
         x, _, _, modulations, coefficients, noise, x_next, _, number = names
         step_graph(model, "t", modulations, TABLE_STEPS)
+        fuse_rotary(model)
         solver_update(model, (x, coefficients, noise, x_next), TABLE_STEPS)
         next_step(model, number)
     elif spec.role == "folded":

@@ -56,6 +56,17 @@ def small_artifacts(small_checkpoint: Path, shared: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def int8_artifacts(small_artifacts: Path, small_checkpoint: Path, shared: Path) -> Path:
+    """The small artifacts with int8 beside the other precisions. Do not change them."""
+    folder = shared / "artifacts" / "small-int8"
+    with files.locked(shared):
+        if not folder.exists():
+            shutil.copytree(small_artifacts, folder)
+            export_artifacts(small_checkpoint, folder, ["int8"], lambda _: None)
+    return folder
+
+
 @pytest.fixture
 def own_artifacts(small_artifacts: Path, tmp_path: Path) -> Path:
     """A copy of the small artifacts that a test may damage."""

@@ -18,7 +18,7 @@ from engines import OrtStage, compare
 from engines.proof.inputs import stage_inputs
 from engines.proof.stage import rounding_off
 from engines.runtime.torch_stage import TorchStage
-from export import export_stage, precision
+from export import precision
 from export.checks import check_graph
 from export.exporter import OPSET
 from export.passes.dequantise import dequantise
@@ -31,12 +31,9 @@ RULES = precision.POLICIES["int8"]
 
 
 @pytest.fixture(scope="module")
-def folder(small: LDLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(int8_artifacts: Path) -> Path:
     """Every int8 graph of `small`. Do not change them."""
-    made = tmp_path_factory.mktemp("int8")
-    for name in DEPLOYED:
-        export_stage(small, name, "int8", made)
-    return made
+    return int8_artifacts / "onnx" / "int8"
 
 
 def layer(rows: int, columns: int, seed: int = 0) -> torch.nn.Linear:
