@@ -61,6 +61,8 @@ def _integer() -> tuple[Rule, ...]:
     return (
         Rule((denoiser,), "time_embedding", f32, "once for 64 steps: there is nothing to gain"),
         Rule((denoiser,), "*modulation", f32, "once for 64 steps: there is nothing to gain"),
+        Rule((denoiser,), "input", f32, "1 % of the weights, a third of the squared error"),
+        Rule((denoiser,), "output", f32, "1 % of the weights, a third of the squared error"),
         Rule((latents,), "*query_mlp.*", f32, "reads one constant vector: nothing to gain"),
         Rule((ANY,), "linear", INTEGER, "weights per output channel, activations per call"),
         Rule((ANY,), ANY, f32, "norms, attention, softcap and residuals, as in the reference"),
