@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,13 @@ class Peer:
 
     stages: Stages
     inside: Callable[[], float]
+
+
+def default_peers(manifest: Manifest, batches: Sequence[int]) -> list[str]:
+    """Who is measured unless asked otherwise; int8 takes no batch but 1."""
+    found = ["torch", "torch-bf16", "torch-compile", "ort-plain", "ort"]
+    int8 = "int8" in manifest.precisions() and set(batches) == {1}
+    return [*found, "ort:int8"] if int8 else found
 
 
 def parse(name: str) -> tuple[str, str]:

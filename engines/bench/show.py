@@ -101,12 +101,13 @@ def plot(document: Document, config: LDLMConfig, path: Path) -> None:
         figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True
     ):
         lengths = sorted({row["length"] for row in rows if row["batch"] == batch})
-        for peer in document["peers"]:
+        for number, peer in enumerate(document["peers"]):
             mine = {r["length"]: r for r in rows if r["batch"] == batch and r["peer"] == peer}
             found = [n for n in lengths if n in mine]
             if not found:
                 continue
-            axes.plot(found, [mine[n]["p50_ms"] for n in found], marker="o", label=peer)
+            times = [mine[n]["p50_ms"] for n in found]
+            axes.plot(found, times, marker="o", color=f"C{number}", label=peer)
         rate = 1e9 * document["machine"]["matmul_gflops"]
         roof = [1e3 * flops(Case(STEP, batch, n), config) / rate for n in lengths]
         axes.plot(lengths, roof, color="black", linestyle="--", label="matmul rate")

@@ -17,12 +17,13 @@ def command(
     folder: ArtifactsFolder,
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
     peers: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="torch, torch-bf16, torch-compile, ort-plain, ort, rtx, trt; all but torch's "
-            "also as name:precision. The first is what the others are compared with."
+            "also as name:precision. The first is what the others are compared with. Default: "
+            "those up to ort and, at batch 1 where it was exported, ort:int8."
         ),
-    ] = "torch,torch-bf16,torch-compile,ort-plain,ort",
+    ] = None,
     what: Annotated[
         str, typer.Option(help="step, latent_decoder: one, or both with a comma.")
     ] = "step",
@@ -37,26 +38,25 @@ def command(
 ) -> None:
     """Time each peer on the same steps, in turn; the last line is JSON."""
     from engines.bench.measure import Case, bench
+    from engines.bench.peers import default_peers
     from engines.bench.show import bench_table, require_plot
     from engines.bench.show import plot as draw
     from ldlm import files
 
-    config = manifests.load(folder).config
+    manifest = manifests.load(folder)
+    config = manifest.config
     default = [n for n in (64, 256, 1024) if n <= config.n_positions] or [config.n_positions]
     lengths = default if length is None else _integers(length, "--length")
-    cases = [
-        Case(part, b, n)
-        for part in names(what)
-        for b in _integers(batch, "--batch")
-        for n in lengths
-    ]
+    batches = _integers(batch, "--batch")
+    cases = [Case(part, b, n) for part in names(what) for b in batches for n in lengths]
+    chosen = default_peers(manifest, batches) if peers is None else names(peers)
     if plot is not None:
         require_plot(plot, names(what))
     with steps() as progress:
         document = bench(
             folder,
             checkpoint,
-            names(peers),
+            chosen,
             cases,
             rounds=rounds,
             seconds=seconds,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.proof.compare import compare
-from engines.proof.gates import AUTOCAST_RATIO
+from engines.proof.gates import precision_limit
 from engines.proof.peer import runner
 from engines.runtime.ort import OrtStage
 from export.precision import Rule
@@ -132,7 +132,7 @@ def rounded_lines(
     middle = lengths[len(lengths) // 2]
     chosen = [case for case in subject.inputs if case[0] == 1 or case[1] == middle]
     expected = {case: subject.expected[case] for case in chosen}
-    limit = AUTOCAST_RATIO * pooled(peer, expected).relative_l2
+    limit = precision_limit(pooled(peer, expected).relative_l2)
 
     def outputs(graphs: LoopDenoiser) -> dict[Case, Array]:
         return {case: graphs(*subject.inputs[case]) for case in chosen}

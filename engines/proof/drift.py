@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.manifest import Manifest
-from engines.proof.gates import AUTOCAST_RATIO, DRIFT_FLOAT32
+from engines.proof.gates import DRIFT_FLOAT32, precision_limit
 from engines.proof.parity import SAMPLER, Line
 from engines.proof.peer import runner, torchs_own
 from engines.runtime.torch_stage import TorchStage
@@ -72,7 +72,7 @@ def drift(
             limit, share = DRIFT_FLOAT32, 0.0
         else:
             peer = _run({s: torchs_own(model, stage(s), rules) for s in DEPLOYED}, request)
-            limit = AUTOCAST_RATIO * _over_steps(_distances(peer, reference))
+            limit = precision_limit(_over_steps(_distances(peer, reference)))
             share = float(np.mean(peer.tokens != reference.tokens))
         run = _run(runtime, request)
         curves[name] = _distances(run, reference)

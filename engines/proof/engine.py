@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from engines.manifest import Manifest
 from engines.proof.derived import LOOP, LoopDenoiser
 from engines.proof.gates import (
-    AUTOCAST_RATIO,
     FORMULA_L2,
     NEAR_TIE_FLOAT32,
     NEAR_TIE_HALF,
+    precision_limit,
 )
 from engines.proof.inputs import stage_inputs
 from engines.proof.parity import Line
@@ -101,7 +101,7 @@ def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Ite
         tie = NEAR_TIE_FLOAT32 * float(np.sqrt(squares.mean()))
     else:
         theirs = pooled(peer_outputs(subject), subject.expected)
-        limit, tie = AUTOCAST_RATIO * theirs.relative_l2, NEAR_TIE_HALF * theirs.max_abs
+        limit, tie = precision_limit(theirs.relative_l2), NEAR_TIE_HALF * theirs.max_abs
     if not ids:
         yield subject.line("engine", ALL, pooled(outputs, subject.expected), limit)
         return

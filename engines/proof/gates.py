@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 # ||got - reference|| / ||reference|| of two float32 computations of one formula. Twelve blocks of
 # float32 rounding in another order stay near 1e-6; a tanh in place of an erf in GELU gives 1e-4.
 FORMULA_L2 = 1e-5
@@ -15,6 +17,19 @@ FLOAT64_RATIO = 4.0
 # A half precision may be this much worse than PyTorch's own autocast in that dtype; int8, than
 # PyTorch's own dynamic quantisation of the same layers.
 AUTOCAST_RATIO = 1.25
+
+# However bad PyTorch's own error is: past this relative L2 an output has more error than half its
+# length, and a precision that gives it is of no use. Integers come to it on outliers.
+SIGNAL_LOST = 0.5
+
+
+def precision_limit(error: float) -> float:
+    """How far a precision may be from float32, by the relative L2 of PyTorch's own error.
+
+    A measure that overflows is none: the limit is then what it is, and no line passes.
+    """
+    return min(AUTOCAST_RATIO * error, SIGNAL_LOST) if math.isfinite(error) else error
+
 
 # Two computations that round in different places, each within AUTOCAST_RATIO, are at most this far
 # apart in units of autocast's error: independent errors add in squares.

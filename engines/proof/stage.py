@@ -31,12 +31,12 @@ from engines.proof import derived
 from engines.proof.compare import Comparison, compare
 from engines.proof.gates import (
     AGREEMENT_RATIO,
-    AUTOCAST_RATIO,
     FLOAT64_RATIO,
     FORMULA_L2,
     KL_RATIO,
     NEAR_TIE_FLOAT32,
     NEAR_TIE_HALF,
+    precision_limit,
 )
 from engines.proof.half import HalfProducts
 from engines.proof.parity import Line
@@ -124,7 +124,7 @@ def _rounded(subject: Subject) -> Iterator[Line]:
     theirs = pooled(peer, subject.expected)
     error = theirs.relative_l2
     yield subject.line("graph", ALL, pooled(outputs, same_policy), AGREEMENT_RATIO * error)
-    limit = AUTOCAST_RATIO * error
+    limit = precision_limit(error)
     yield subject.line("precision", ALL, pooled(outputs, subject.expected), limit)
     in_ort = policies.product_dtype(rules) in ORT_HALF
     if in_ort:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from engines import manifest as manifests
 from engines.bench import measure
 from engines.bench.measure import Case, Samples, Worker, bench, flops
-from engines.bench.peers import Peer, parse
+from engines.bench.peers import Peer, default_peers, parse
 from engines.bench.show import bench_table, plot
 from engines.bench.worker import loop
 from engines.cli import app
@@ -39,6 +40,12 @@ def printed(small_artifacts: Path, small_checkpoint: Path, tmp_path_factory) -> 
     )
     assert result.exit_code == 0, result.output
     return result.stdout, folder
+
+
+def test_int8_is_measured_where_it_can_be(int8_artifacts: Path, small_artifacts: Path) -> None:
+    with_it, without = manifests.load(int8_artifacts), manifests.load(small_artifacts)
+    assert default_peers(with_it, [1]) == [*default_peers(without, [1]), "ort:int8"]
+    assert default_peers(with_it, [1, 8]) == default_peers(without, [1])
 
 
 def test_the_last_line_is_the_document(printed: tuple[str, Path]) -> None:
@@ -119,6 +126,7 @@ def test_peers_that_are_not_there(name: str) -> None:
         (["ort"], [Case("step", 1, 129)], 1, "size cannot be measured"),
         (["ort"], [Case("step", 65, 8)], 1, "size cannot be measured"),
         (["ort"], [Case("encoder", 1, 8)], 1, "step or latent_decoder"),
+        (["ort:int8"], [Case("step", 8, 8)], 1, "every sample by itself"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(

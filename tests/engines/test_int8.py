@@ -15,6 +15,7 @@ from engines.compile.target import rtx_target
 from engines.compile.targets import parse_sms, profiles
 from engines.evaluate import runs_of
 from engines.proof.drift import drift
+from engines.proof.gates import SIGNAL_LOST, precision_limit
 from engines.proof.parity import Extra, Line, Parity
 from engines.proof.stress import stressed
 from engines.proof.verify import verify
@@ -118,6 +119,13 @@ def test_stress_weights_within_the_gates(small: LDLM, tmp_path: Path) -> None:
     paths = {g.spec.name: g.path for g in export_stage(tough, "latent_decoder", "int8", tmp_path)}
     lines = _prove(tough, "latent_decoder", "int8", paths, [(1, 17), (3, 128)], "stress")
     Parity(lines, {}).require_passed()
+
+
+def test_an_error_as_large_as_the_signal_is_no_precision() -> None:
+    """PyTorch's own integers lose all on outliers: to be no worse than that is not enough."""
+    assert precision_limit(0.1) == pytest.approx(0.125)
+    assert precision_limit(0.9) == SIGNAL_LOST
+    assert precision_limit(float("inf")) == float("inf")
 
 
 def test_the_sampler_drifts_no_more_than_pytorchs(int8_artifacts: Path, small: LDLM) -> None:
