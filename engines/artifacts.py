@@ -354,8 +354,9 @@ def build_artifacts(
         ArtifactError, EngineBuildError, DiskSpaceError: as the steps.
     """
     manifest = manifests.load(folder)
-    chosen = precisions or [name for name in manifest.precisions() if compilable(name)]
-    require_compilable(chosen or manifest.precisions())
+    exported = manifest.precisions()
+    chosen = precisions or list(filter(compilable, exported)) or exported
+    require_compilable(chosen)
     # Every input is looked up before the first engine is built.
     wanted = [manifest.graph(name, compiled) for name in chosen for compiled in COMPILED]
     digests = Digests(folder)

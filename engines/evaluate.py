@@ -35,6 +35,15 @@ Z = 1.959964
 JUDGED = ("ort", "evaluator")
 
 
+# By the dtype of a precision's products, the runtimes that have nothing to run it with or, of the
+# evaluator and float32, nothing to say.
+CANNOT: dict[str, tuple[str, ...]] = {
+    "bfloat16": ("ort",),
+    "float32": ("evaluator",),
+    INTEGER: tuple(runtime for runtime in RUNTIMES if runtime != "ort"),
+}
+
+
 @dataclass(frozen=True)
 class Judge:
     """What decides about a text.
@@ -136,13 +145,7 @@ def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[st
         raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=unknown[0])
     runs = [("torch", "fp32")]
     for name in precisions:
-        others = [runtime for runtime in RUNTIMES if runtime != "ort"]
-        known: dict[str, list[str]] = {
-            "bfloat16": ["ort"],
-            "float32": ["evaluator"],
-            INTEGER: others,
-        }
-        cannot = ["torch", *known.get(product_dtype(policy(name)), [])]
+        cannot = ["torch", *CANNOT.get(product_dtype(policy(name)), ())]
         runs += [(runtime, name) for runtime in runtimes if runtime not in cannot]
     return runs
 

@@ -16,6 +16,7 @@ from ldlm.errors import ArtifactError
 # Computations whose dtype a precision policy decides.
 ISLANDS = (
     "LayerNormalization", "RMSNormalization", "Softmax", "Tanh", "Attention", "MatMul", "Gemm",
+    "DynamicQuantizeLinear", "MatMulInteger",
 )  # fmt: skip
 
 Document = dict[str, Any]

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from export.precision import is_experiment
+from export.precision import POLICIES, is_experiment
 from export.stages import DEPLOYED, STAGES, AxisRange, sharing
 from ldlm import checkpoint as checkpoints
 from ldlm import files
@@ -209,7 +209,7 @@ class Manifest:
         if not found:
             raise ArtifactError(
                 "no precision was exported",
-                expected="fp32, fp16 or bf16",
+                expected=" or ".join(POLICIES),
                 got=", ".join(names) or "nothing",
                 remedy="ldlm export; an experiment is asked for by --precision",
             )

@@ -72,7 +72,7 @@ def summary_table(folder: Path, manifest: Manifest) -> Table:
     table = Table(
         title=f"{manifest.name}: {folder}",
         caption="error: the graph's worst relative L2 against "
-        f"float32 PyTorch; the half precisions' limit is {AUTOCAST_RATIO} times PyTorch autocast's",
+        f"float32 PyTorch; the limit of all but fp32 is {AUTOCAST_RATIO} times PyTorch's own",
     )
     for column in ("stage", "precision", "ONNX MB", "engine MB", "targets"):
         table.add_column(column, justify="right" if column.endswith("MB") else "left")

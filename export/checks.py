@@ -89,7 +89,7 @@ def check_graph(
 
 
 def check_split(evidence: Mapping[str, Evidence]) -> None:
-    """The loop's two graphs have all parameters of the denoiser between them.
+    """The loop's two graphs have all parameters and integer products of the denoiser between them.
 
     Args:
         evidence: of the graphs that share weights, by stage.
@@ -108,6 +108,14 @@ def check_split(evidence: Mapping[str, Evidence]) -> None:
             stage=" and ".join(parts),
             expected=f"{expected:,} bytes or more",
             got=f"{found:,} bytes",
+        )
+    products = sum(evidence[name]["integer_products"] for name in parts)
+    if products != evidence["denoiser"]["integer_products"]:
+        raise GraphCheckError(
+            "the loop's graphs have another number of integer products than the denoiser",
+            stage=" and ".join(parts),
+            expected=evidence["denoiser"]["integer_products"],
+            got=products,
         )
 
 
@@ -264,15 +272,14 @@ def _check_integer_products(graph: ir.Graph, spec: StageSpec, module: nn.Module)
     from export.quantised import QuantisedLinear
 
     expected = sum(isinstance(child, QuantisedLinear) for child in module.modules())
-    if spec.name == "conditioning":  # what it computes is done once, and kept in float32
-        expected = 0
     nodes = [node for node in graph if node.op_type == "MatMulInteger"]
-    if len(nodes) != expected:
+    if len(nodes) != expected and spec.role != "loop":  # `check_split` counts these together
         raise GraphCheckError(
             "the file has another number of integer products than the policy has layers",
             stage=spec.name,
             expected=expected,
             got=len(nodes),
+            remedy="a layer that stayed in floats, or was merged with another, shows up here",
         )
     for node in nodes:
         codes, weight, zero = node.inputs if len(node.inputs) == 3 else (None, None, None)
@@ -291,6 +298,7 @@ def _check_integer_products(graph: ir.Graph, spec: StageSpec, module: nn.Module)
             tensor=node.name,
             expected="the codes and zero point of one DynamicQuantizeLinear, and an int8 weight",
             got=got,
+            remedy="export it anew: a tool has changed the graph",
         )
     return len(nodes)
 
@@ -407,7 +415,6 @@ def rule_dtype(rules: tuple[Rule, ...], stage: str, what: str) -> ir.DataType:
         "float32": ir.DataType.FLOAT,
         "float16": ir.DataType.FLOAT16,
         "bfloat16": ir.DataType.BFLOAT16,
-        "int8": ir.DataType.INT8,
     }[rule.dtype]
 
 

@@ -61,8 +61,8 @@ def _integer() -> tuple[Rule, ...]:
     return (
         Rule((denoiser,), "time_embedding", f32, "once for 64 steps: there is nothing to gain"),
         Rule((denoiser,), "*modulation", f32, "once for 64 steps: there is nothing to gain"),
-        Rule((denoiser,), "input", f32, "1 % of the weights, a third of the squared error"),
-        Rule((denoiser,), "output", f32, "1 % of the weights, a third of the squared error"),
+        Rule((denoiser,), "input", f32, "half of the error comes from here and the output"),
+        Rule((denoiser,), "output", f32, "half of the error comes from here and the input"),
         Rule((latents,), "*query_mlp.*", f32, "reads one constant vector: nothing to gain"),
         Rule((ANY,), "linear", INTEGER, "weights per output channel, activations per call"),
         Rule((ANY,), ANY, f32, "norms, attention, softcap and residuals, as in the reference"),
@@ -117,7 +117,9 @@ def experiment(name: str, islands: Sequence[str]) -> str:
 
 
 def islands_of(stage: str, rules: tuple[Rule, ...]) -> list[str]:
-    """The islands that a policy keeps in a stage."""
+    """The islands that a half policy keeps in a stage; no other policy has any."""
+    if not is_half(rules):
+        return []
     return [
         rule.what
         for rule in rules
@@ -140,6 +142,18 @@ def is_integer(rules: tuple[Rule, ...]) -> bool:
     return product_dtype(rules) == INTEGER
 
 
+def require_floats(names: Sequence[str], problem: str, remedy: str) -> None:
+    """Refuse precisions with products in integers, for what is not for them.
+
+    Raises:
+        ConfigError: with this problem and remedy, naming the first.
+    """
+    for name in names:
+        if is_integer(policy(name)):
+            floats = [other for other, rules in POLICIES.items() if not is_integer(rules)]
+            raise ConfigError(problem, expected=" or ".join(floats), got=name, remedy=remedy)
+
+
 def product_dtype(rules: tuple[Rule, ...]) -> str:
     """The dtype that a policy gives to the weights of its products."""
     return next(rule.dtype for rule in rules if rule.what in (ANY, "linear"))
@@ -155,7 +169,7 @@ def without_islands(rules: tuple[Rule, ...], names: Sequence[str]) -> tuple[Rule
     for name in names:
         if name not in ISLANDS:
             raise ConfigError("no such island", expected=", ".join(ISLANDS), got=name)
-        if name not in known:
+        if name not in known or not is_half(rules):
             raise ConfigError(
                 "this precision has no island to switch off",
                 expected="a half precision",

@@ -58,7 +58,7 @@ class QuantisedLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def _exported(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The integer sums and s_x as ONNX operators."""
+        """(q_x - z_x) q_w [.., out] int32 and s_x [] float32, as ONNX operators."""
         q_x, s_x, z_x = torch.onnx.ops.symbolic_multi_out(
             "DynamicQuantizeLinear",
             (x,),
@@ -70,7 +70,7 @@ class QuantisedLinear(nn.Module):
         return torch.onnx.ops.symbolic("MatMulInteger", inputs, dtype=torch.int32, shape=shape), s_x
 
     def _computed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same in PyTorch: float64 holds every sum of int32 exactly."""
+        """The same in PyTorch, the sums in float64, which holds every int32 exactly."""
         low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
         s_x = (high - low) / 255
         s_x = torch.where(s_x > 0, s_x, torch.ones_like(s_x))

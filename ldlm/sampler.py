@@ -56,7 +56,8 @@ class SampleRequest:
         d_model: width of the latents.
         length: positions per text, T.
         samples: number of texts.
-        batch_size: texts that go through the stages together; changes no text.
+        batch_size: texts that go through the stages together; changes no text. Stages that are
+            `alone` take each by itself.
         steps: denoiser calls, on the schedule's own grid.
         grid: a decreasing time grid of one's own, in place of `steps`.
         solver: a name in `ldlm.solvers.SOLVERS`.

@@ -220,7 +220,10 @@ def _require(
     for peer in peers:
         if is_integer(policy(parse(peer)[1])) and any(case.batch > 1 for case in cases):
             raise ConfigError(
-                "this precision takes every sample by itself", expected="batch 1", got=peer
+                "this precision takes every sample by itself",
+                expected="batch 1",
+                got=peer,
+                remedy="--batch 1, or leave the peer out",
             )
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigError("a turn takes time", expected="seconds > 0", got=seconds)

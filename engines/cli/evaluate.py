@@ -33,7 +33,9 @@ def command(
     length: Annotated[
         int | None, typer.Option(help="Tokens per text; default the model's most.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Texts that run together.")] = 16,
+    batch_size: Annotated[
+        int, typer.Option(help="Texts that run together; int8 takes each by itself.")
+    ] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print quality.json.")] = False,
 ) -> None:
     """Sample the same noise everywhere, and count what a judge accepts."""

@@ -36,7 +36,9 @@ def command(
     ] = None,
     solver: Annotated[str, typer.Option(help="euler, ddpm or ddim.")] = "euler",
     seed: Annotated[int, typer.Option(help="Seed; text k depends on it and on k alone.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Texts that run together.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option(help="Texts that run together; int8 takes each by itself.")
+    ] = 1,
     plain: Annotated[
         bool, typer.Option("--plain", help="The plain graphs, step by step; ort alone.")
     ] = False,

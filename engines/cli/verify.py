@@ -11,8 +11,10 @@ import typer
 from engines import manifest as manifests
 from engines.cli._shared import ArtifactsFolder, err, measured, out, precisions, spinner
 from engines.keys import Digests
+from engines.manifest import Manifest
 from engines.proof.parity import Extra, Parity, read, reasons
 from engines.runtime.libraries import LIBRARIES
+from export.precision import is_integer, policy
 from ldlm.errors import ConfigError
 
 
@@ -75,7 +77,7 @@ def measure(
     manifests.require_origin(manifest, checkpoint, digests.of)
     digests.save()
     document = read(folder)
-    chosen = precisions(precision) if precision is not None else manifest.precisions()
+    chosen = precisions(precision) if precision is not None else _exported(manifest, extra)
     stale = []
     for name in chosen:
         why = ("asked again",) if again else reasons(document, manifest, name, extra)
@@ -96,6 +98,18 @@ def measure(
     else:
         err.print("nothing has changed since this was verified (ldlm verify --again measures anew)")
     return document, parity
+
+
+def _exported(manifest: Manifest, extra: Extra) -> list[str]:
+    """Every exported precision that is fit for what is asked; who is left out is said."""
+    found = manifest.precisions()
+    if not (extra.self_test or extra.taps or extra.runtime):
+        return found
+    floats = [name for name in found if not is_integer(policy(name))]
+    left_out = [name for name in found if name not in floats]
+    if floats and left_out:
+        err.print(f"left out: {', '.join(left_out)}, which this is not for", highlight=False)
+    return floats or found
 
 
 def show(document: dict[str, Any] | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from export.precision import POLICIES, is_integer, policy
+from export.precision import is_integer, policy, require_floats
 from export.stages import BATCH, LENGTH, AxisRange, graph_ranges
 from ldlm.config import LDLMConfig
 from ldlm.errors import ConfigError
@@ -49,14 +49,11 @@ def require_compilable(precisions: Sequence[str]) -> None:
     Raises:
         ConfigError: naming the first precision.
     """
-    for name in precisions:
-        if not compilable(name):
-            raise ConfigError(
-                "no engines are built of this precision: its products are for CPUs",
-                expected=" or ".join(filter(compilable, POLICIES)),
-                got=name,
-                remedy="ldlm export and ldlm verify; ldlm sample runs it on ONNX Runtime",
-            )
+    require_floats(
+        precisions,
+        "no engines are built of this precision: its products are for CPUs",
+        "ldlm export and ldlm verify; ldlm sample runs it on ONNX Runtime",
+    )
 
 
 def parse_sms(text: str) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def precision_limit(error: float) -> float:
 
 
 # Two computations that round in different places, each within AUTOCAST_RATIO, are at most this far
-# apart in units of autocast's error: independent errors add in squares.
+# apart in units of PyTorch's own error: independent errors add in squares.
 AGREEMENT_RATIO = 2**0.5 * AUTOCAST_RATIO
 
 # The KL divergence of two softmaxes grows with the square of the logits' error.
@@ -40,7 +40,7 @@ KL_RATIO = AUTOCAST_RATIO**2
 
 # Where the reference's best logit and the chosen one are closer than this, the choice is a
 # near-tie: in float32 as a share of the logits' root mean square, in a half precision as a
-# multiple of the largest difference that autocast makes to a logit.
+# multiple of the largest difference that autocast makes to a logit; in int8, dynamic quantisation.
 NEAR_TIE_FLOAT32 = 1e-4
 NEAR_TIE_HALF = 2 * AUTOCAST_RATIO
 

@@ -6,8 +6,9 @@ cores do. Norms are the exception: they are computed step by step in their own d
 sums included, because a half norm that overflows on a device must overflow here. PyTorch's own
 half norms, softmax and products would not show it.
 
-Forms of Attention and Cast that no graph of ours has (masks, caches, 8-bit and smaller types) are
-handed to ONNX's reference implementation.
+RotaryEmbedding, which only float32 graphs have, and forms of Attention and Cast that no half graph
+of ours has (rows, masks, caches, 8-bit and smaller types) are handed to ONNX's reference
+implementation.
 """
 
 from __future__ import annotations
@@ -328,6 +329,7 @@ OPERATORS: dict[str, Operator] = {
     "Neg": elementwise(torch.neg),
     "ReduceL2": _reduce_l2,
     "Reshape": _reshape,
+    "RotaryEmbedding": reference,
     "Shape": _shape,
     "Sigmoid": elementwise(torch.sigmoid),
     "Sin": elementwise(torch.sin),

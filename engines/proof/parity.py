@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines import keys
 from engines.manifest import PARITY, GraphEntry, Manifest
+from engines.proof.gates import SIGNAL_LOST
 from ldlm import files
 from ldlm.errors import ArtifactError, ParityError
 
@@ -168,14 +169,15 @@ class Parity:
         """
         for line in self.failures():
             overflow = not math.isfinite(line.limit)
+            other = overflow or line.limit == SIGNAL_LOST
             raise ParityError(
                 f"{len(self.failures())} of {len(self.lines)} parity lines fail; the first is "
                 f"'{line.question}' in {line.precision} on {line.weights} weights",
                 stage=line.stage,
                 tensor=line.where(),
-                expected="PyTorch's autocast to be finite" if overflow else f"<= {line.limit:.3g}",
+                expected="PyTorch's own error to be finite" if overflow else f"<= {line.limit:.3g}",
                 got="an overflow in it" if overflow else f"{line.distance:.3g}",
-                remedy="use bf16 or fp32 for this checkpoint" if overflow else f"see {PARITY}",
+                remedy="use bf16 or fp32 for this checkpoint" if other else f"see {PARITY}",
             )
         for island in self.islands:
             if not island["passed"]:

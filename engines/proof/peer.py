@@ -40,7 +40,11 @@ def runner(
 def torchs_own(
     model: LDLM, spec: StageSpec, rules: tuple[policies.Rule, ...]
 ) -> Callable[..., Array]:
-    """The float32 stage with PyTorch's own means of lowering it to a policy's dtype."""
+    """The float32 stage with PyTorch's own means of lowering it to a policy's dtype.
+
+    Raises:
+        ParityError: when it is called: nothing was lowered, so that it is no measure.
+    """
     if policies.is_integer(rules):
         return TorchStage(model, spec, dynamically_quantised(spec.build(model), spec, rules))
     dtype = getattr(torch, policies.product_dtype(rules))
@@ -59,7 +63,11 @@ def torchs_own(
 def dynamically_quantised(
     module: nn.Module, spec: StageSpec, rules: tuple[policies.Rule, ...]
 ) -> nn.Module:
-    """A copy in which PyTorch quantises the layers that the policy does, weights per channel."""
+    """A copy in which PyTorch quantises the layers that the policy does, weights per channel.
+
+    Raises:
+        ExportError: a rule of the policy fits nothing.
+    """
     module = copy.deepcopy(module)
     with warnings.catch_warnings():
         # All of torch.ao announces its move to another package; torch is pinned.
@@ -70,9 +78,7 @@ def dynamically_quantised(
         for decision in policies.decide(module, spec.weights, rules):
             if decision.rule.dtype != policies.INTEGER:
                 continue
-            own = module.get_submodule(decision.module)
-            if not isinstance(own, nn.Linear):
-                raise ParityError("no layer to quantise", stage=spec.name, tensor=decision.module)
+            own: Any = module.get_submodule(decision.module)
             plain = nn.Linear(own.in_features, own.out_features, own.bias is not None)
             plain.weight, plain.bias = own.weight, own.bias
             plain.__dict__["qconfig"] = per_channel_dynamic_qconfig

@@ -89,15 +89,15 @@ def require_policies(precisions: list[str]) -> None:
     Raises:
         ConfigError: naming the first.
     """
+    policies.require_floats(
+        precisions, "the self-test is for the float precisions", "name others with --precision"
+    )
     for name in precisions:
-        if policies.is_experiment(name) or policies.is_integer(policies.policy(name)):
+        if policies.is_experiment(name):
             raise ConfigError(
-                "the self-test is for the float policies, not for an experiment or integers",
-                expected=" or ".join(
-                    n for n, rules in policies.POLICIES.items() if not policies.is_integer(rules)
-                ),
+                "the self-test is for the policies, not for an experiment",
+                expected=" or ".join(policies.POLICIES),
                 got=name,
-                remedy="name others with --precision",
             )
 
 

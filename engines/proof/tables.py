@@ -17,7 +17,7 @@ from export.taps import TAPS
 
 Document = dict[str, Any]
 
-# Questions about a half precision's formula; the others are about its rounding.
+# Questions about a formula; the others are about rounding.
 FORMULA = ("graph", "formula", "update", "engine update", "folded", "taps")
 
 

@@ -29,7 +29,7 @@ from export.passes.widen import widen
 from export.stages import DEPLOYED, StageSpec, compared
 from export.taps import tapped, tapped_graph
 from ldlm import files
-from ldlm.errors import ConfigError, GraphCheckError
+from ldlm.errors import GraphCheckError
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -93,21 +93,6 @@ def look(
             progress(f"{weights} {name}, taps")
             reports += _stage(entry.verified(folder), model, spec, name)
     return reports
-
-
-def require_floats(precisions: Sequence[str]) -> None:
-    """Refuse integers: their intermediates are codes, not the equations' values.
-
-    Raises:
-        ConfigError: naming the first precision.
-    """
-    for name in precisions:
-        if policies.is_integer(policies.policy(name)):
-            raise ConfigError(
-                "the taps are for float precisions",
-                got=name,
-                remedy="name others with --precision",
-            )
 
 
 def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[TapReport]:

@@ -93,7 +93,9 @@ def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -
     if extra.self_test:
         require_policies(precisions)
     if extra.taps:
-        taps.require_floats(precisions)
+        policies.require_floats(
+            precisions, "the taps are for the float precisions", "name others with --precision"
+        )
     if extra.ablate:
         half_ones(precisions)
     if extra.runtime:

@@ -55,6 +55,13 @@ def load_stages(
         raise ConfigError("plain is for runtime ort", expected="ort", got=runtime)
     if runtime == "torch" and precision != "fp32":
         raise ConfigError("the torch runtime is the reference", expected="fp32", got=precision)
+    if is_integer(policy(precision)) and (runtime, provider or "cpu") != ("ort", "cpu"):
+        raise ConfigError(
+            "this precision is for ONNX Runtime on the CPU",
+            expected="--runtime ort --provider cpu",
+            got=f"{precision} with {runtime} on {provider or only}",
+            remedy="take another precision for that runtime",
+        )
     if checkpoint is not None:
         require_origin(manifest, checkpoint)
     if runtime == "torch":

@@ -19,6 +19,7 @@ def dequantise(model: ir.Model) -> int:
     """
     graph = model.graph
     fired = 0
+    sources = set()
     for node in list(graph):
         source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         if node.op_type != "MatMulInteger" or source is None:
@@ -33,10 +34,10 @@ def dequantise(model: ir.Model) -> int:
         graph.insert_before(node, product)
         old.replace_all_uses_with(new)
         graph.remove(node, safe=True)
+        sources.add(source)
         fired += 1
-    for node in list(graph):
-        if node.op_type == "DynamicQuantizeLinear" and node.outputs[1].uses():
-            one = constant(graph, np.ones((), np.float32), "one")
-            node.outputs[1].replace_all_uses_with(one)
+    for source in sources:
+        one = constant(graph, np.ones((), np.float32), "one")
+        source.outputs[1].replace_all_uses_with(one)
     RemoveUnusedNodesPass()(model)
     return fired

@@ -27,6 +27,7 @@ class Pattern:
     Attributes:
         q, k, v: rows [B, T, H * d_head].
         tables: cos and sin [T, d_head], of queries and keys alike.
+        half: d_head / 2.
         merged: the result [B, T, H * d_head].
         heads: H.
     """
@@ -35,6 +36,7 @@ class Pattern:
     k: ir.Value
     v: ir.Value
     tables: Tables
+    half: int
     merged: ir.Value
     heads: int
 
@@ -67,8 +69,6 @@ def fuse_rotary(model: ir.Model) -> int:
         output = tape.op("Attention", [*turned, pattern.v], heads)
         for value in (*turned, output):
             value.dtype, value.shape = FLOAT, pattern.merged.shape
-        for value in tape.initializers:
-            graph.register_initializer(value)
         graph.insert_before(node, tape.nodes)
         pattern.merged.replace_all_uses_with(output)
         fired += 1
@@ -78,8 +78,7 @@ def fuse_rotary(model: ir.Model) -> int:
 
 def _half_tables(tape: Tape, pattern: Pattern) -> list[ir.Value]:
     """cos and sin as RotaryEmbedding reads them: [B, T, d_head / 2], one angle for a pair."""
-    half = pattern.tables[0].shape[-1] // 2  # type: ignore[index]
-    size = tape.initializer(ir.tensor(np.array([half], np.int64), name="rotary_half"))
+    size = tape.op("Constant", [], {"value": ir.tensor([pattern.half])})
     sizes = tape.op("Shape", [pattern.q], {"start": 0, "end": 2})
     shape = tape.op("Concat", [sizes, size], {"axis": 0})
     found = []
@@ -101,10 +100,10 @@ def _pattern(node: ir.Node) -> Pattern | None:
     if q is None or k is None or v is None or merged is None or q[1] != k[1]:
         return None
     shape = None if node.inputs[2] is None else node.inputs[2].shape
-    heads = None if shape is None else shape[1]
-    if not isinstance(heads, int):
+    heads, width = (None, None) if shape is None else (shape[1], shape[3])
+    if not isinstance(heads, int) or not isinstance(width, int):
         return None
-    return Pattern(q[0], k[0], v, q[1], merged, heads)
+    return Pattern(q[0], k[0], v, q[1], width // 2, merged, heads)
 
 
 def _rows(value: ir.Value | None, uses: int = 1) -> ir.Value | None:
@@ -155,10 +154,14 @@ def _turned(value: ir.Value | None) -> tuple[ir.Value, Tables] | None:
 
 
 def _one_angle(table: ir.Value) -> bool:
-    """Whether both halves of a table's rows are the same; it is cut out of a constant."""
+    """Whether both halves of a table's rows are the same; rows of a constant are cut out of it."""
     node = table.producer()
-    whole = float32(node.inputs[0]) if node is not None and node.op_type == "Slice" else None
-    if whole is None or whole.ndim != 2:
+    if node is None or node.op_type != "Slice" or len(node.inputs) < 4:
+        return False
+    whole, axes = float32(node.inputs[0]), node.inputs[3]
+    if whole is None or whole.ndim != 2 or axes is None or axes.const_value is None:
+        return False
+    if axes.const_value.numpy().tolist() != [0]:
         return False
     first, second = np.split(whole, 2, axis=1)
     return bool(np.array_equal(first, second))

@@ -91,9 +91,14 @@ def _require_plain(node: ir.Node) -> None:
     extra = [str(value.name) for value in node.inputs[3:] if value is not None]
     extra += [name for name in ("is_causal", "softcap") if _number(node, name)]
     extra += [str(value.name) for value in node.outputs[1:] if value.uses()]
+    if _number(node, "kv_num_heads") != _number(node, "q_num_heads"):
+        extra.append("kv_num_heads")
     if extra:
         raise GraphCheckError(
-            "an Attention node is not plain", tensor=node.name, got=", ".join(extra)
+            "an Attention node is not plain",
+            tensor=node.name,
+            got=", ".join(extra),
+            remedy="build without --unfused-attention",
         )
 
 

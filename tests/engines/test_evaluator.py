@@ -108,7 +108,8 @@ CASES: dict[str, tuple[dict[str, object], list[np.ndarray], list[np.ndarray], fl
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("op_type", sorted(OPERATORS.keys() - {"Constant"}))
+# RotaryEmbedding is ONNX's reference itself.
+@pytest.mark.parametrize("op_type", sorted(OPERATORS.keys() - {"Constant", "RotaryEmbedding"}))
 def test_operators_agree_with_onnx_reference(op_type: str, half: str) -> None:
     """To the last bit where accumulation order allows, else within the stated bound."""
     attributes, floats, others, ulps = CASES[op_type]

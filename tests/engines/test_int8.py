@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -110,7 +112,7 @@ def test_a_fault_is_noticed(
     assert noticed <= {line.question for line in found if not line.passed}
 
 
-def test_stress_weights_within_the_gates(small: LDLM, tmp_path: Path) -> None:
+def test_the_stressed_latent_decoder_is_within_its_gates(small: LDLM, tmp_path: Path) -> None:
     """Outlier channels stretch the one scale that all activations share."""
     from engines.proof.verify import _prove
     from export import export_stage
@@ -176,6 +178,35 @@ def test_what_it_is_not_for(int8_artifacts: Path, small: LDLM) -> None:
             verify(int8_artifacts, manifest, small, ["int8"], extra=extra)
     runs = runs_of(["int8"], ["ort", "evaluator", "rtx"])
     assert runs == [("torch", "fp32"), ("ort", "int8")]
+
+
+@pytest.mark.parametrize("where", [
+    {"runtime": "evaluator"}, {"runtime": "rtx"}, {"provider": "cuda"},
+])  # fmt: skip
+def test_other_runtimes_are_refused(int8_artifacts: Path, where: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="for ONNX Runtime on the CPU"):
+        load_stages(int8_artifacts, manifests.load(int8_artifacts), precision="int8", **where)
+
+
+def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
+    int8_artifacts: Path, small_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make parity` must go on where int8 was exported."""
+    from engines.cli import verify as command
+
+    asked: list[list[str]] = []
+
+    def verified(folder: Path, manifest: Any, model: Any, names: list[str], *rest: Any) -> Parity:
+        asked.append(names)
+        return Parity([], {})
+
+    monkeypatch.setattr("engines.proof.verify.verify", verified)
+    monkeypatch.setattr(Parity, "save", lambda *_: {})
+    monkeypatch.setattr(manifests, "updated", lambda folder: nullcontext(manifests.load(folder)))
+    for extra in (Extra(self_test=True), Extra(taps=True), Extra(runtime="rtx"), Extra()):
+        command.measure(int8_artifacts, small_checkpoint, None, extra, again=True)
+    floats = ["fp32", "fp16", "bf16"]
+    assert asked == [floats, floats, floats, [*floats, "int8"]]
 
 
 def test_other_precisions_are_built_beside_it(int8_artifacts: Path, small: LDLM) -> None:

@@ -36,9 +36,11 @@ def test_the_block_blocks() -> None:
     assert "torch is blocked" in run("import torch").stderr
 
 
-def test_sampling_never_imports_torch(small_artifacts: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_sampling_never_imports_torch(int8_artifacts: Path, precision: str) -> None:
+    options = ["--steps", "20", "--length", "8", "--precision", precision]
     code = f"""
-sys.argv = ["ldlm", "sample", {str(small_artifacts)!r}, "--steps", "20", "--length", "8"]
+sys.argv = ["ldlm", "sample", {str(int8_artifacts)!r}, *{options}]
 from engines.cli import main
 main()
 """

@@ -76,15 +76,20 @@ def test_a_provider_is_tried_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("flags", "level"),
-    [("fpu avx2 fma", doctor.PARTLY), ("fpu avx2 avx512_vnni", doctor.GOOD), ("", doctor.PARTLY)],
+    [
+        ("flags : fpu avx2 fma", doctor.PARTLY),
+        ("flags : fpu avx2 avx512_vnni", doctor.GOOD),
+        ("", doctor.PARTLY),
+    ],
 )
 def test_whether_int8_can_be_faster(
     monkeypatch: pytest.MonkeyPatch, flags: str, level: str
 ) -> None:
-    monkeypatch.setattr(doctor.files, "read_if_possible", lambda _: f"flags : {flags}\n".encode())
+    monkeypatch.setattr(doctor.files, "read_if_possible", lambda _: flags.encode())
     found = doctor._integers()
     assert found.level == level
     assert bool(found.remedy) == (level == doctor.PARTLY)
+    assert ("not known" in found.means) == (not flags)
 
 
 def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

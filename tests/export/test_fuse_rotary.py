@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,14 @@ import pytest
 from engines import OrtStage, compare
 from engines.proof.inputs import stage_inputs
 from engines.runtime.torch_stage import TorchStage
+from export import precision as policies
+from export.checks import check_graph
+from export.exporter import OPSET
 from export.passes.fuse_rotary import fuse_rotary
 from export.passes.unfuse_attention import unfuse_attention
-from export.stages import compared
+from export.stages import compared, stage
 from ldlm import LDLM
+from ldlm.errors import GraphCheckError
 
 # Operators that moved heads or turned them, and are gone.
 MOVED = {"Transpose", "Neg"}
@@ -69,10 +74,6 @@ def test_attention_on_rows_can_be_unfused(
     assert not [node for node in model.graph if node.op_type == "Attention"]
     got, expected = outputs(model, small, tmp_path / "unfused.onnx")
     assert compare(got, expected).relative_l2 < 1e-5
-
-
-def first(model: ir.Model, op_type: str) -> ir.Node:
-    return next(node for node in model.graph if node.op_type == op_type)
 
 
 def two_angles(model: ir.Model) -> None:
@@ -133,3 +134,26 @@ def test_it_must_not_fire_elsewhere(small_artifacts: Path, precision: str, name:
     before = [node.op_type for node in model.graph]
     assert fuse_rotary(model) == 0
     assert [node.op_type for node in model.graph] == before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_exported_step_reads_whole_rows(int8_artifacts: Path, precision: str) -> None:
+    kinds = [node.op_type for node in plain(int8_artifacts, precision, "denoiser_step").graph]
+    assert kinds.count("RotaryEmbedding") == 4
+    assert "Transpose" not in kinds
+
+
+def test_a_step_with_heads_moved_to_and_fro_is_refused(
+    small_artifacts: Path, small: LDLM, tmp_path: Path
+) -> None:
+    """What a change of the traced pattern would do: the pass fits nothing, and nobody notices."""
+    own = Path(shutil.copytree(small_artifacts / "onnx" / "fp32", tmp_path / "onnx"))
+    path, spec = own / "denoiser_step.onnx", stage("denoiser_step")
+    rules = policies.POLICIES["fp32"]
+    model = ir.load(path)
+    for node in model.graph:
+        if node.op_type == "Attention":
+            node.attributes.pop("q_num_heads")
+    ir.save(model, path)
+    with pytest.raises(GraphCheckError, match="does not read whole rows"):
+        check_graph(path, spec, small.config, small.denoiser, rules, OPSET)

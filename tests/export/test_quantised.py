@@ -19,7 +19,7 @@ from engines.proof.inputs import stage_inputs
 from engines.proof.stage import rounding_off
 from engines.runtime.torch_stage import TorchStage
 from export import precision
-from export.checks import check_graph
+from export.checks import check_graph, check_split
 from export.exporter import OPSET
 from export.passes.dequantise import dequantise
 from export.quantised import LEVELS, QuantisedLinear
@@ -123,7 +123,7 @@ def test_the_graph_is_the_modules(folder: Path, small: LDLM, name: str) -> None:
     """ONNX Runtime's integers are the module's, as long as nothing else rounds before them.
 
     A float32 sum in another order may move an activation to the next code, and what follows with
-    it: a hundredth of the quantisation's own error is no finding.
+    it: two roundings of one thing, each with the quantisation's error, and mostly the same.
     """
     spec = stage(name)
     module = precision.apply(spec.build(small), spec.weights, RULES)
@@ -179,6 +179,15 @@ def anothers_zero_point(model: ir.Model) -> None:
     nodes[2].replace_input_with(2, other)
 
 
+def a_weight_that_is_computed(model: ir.Model) -> None:
+    """Codes that are no constant of the file."""
+    node = first(model, "MatMulInteger")
+    copied = ir.Node("", "Identity", inputs=[node.inputs[1]])
+    copied.outputs[0].name, copied.outputs[0].dtype = "copied", ir.DataType.INT8
+    model.graph.insert_before(node, copied)
+    node.replace_input_with(1, copied.outputs[0])
+
+
 def a_product_in_floats(model: ir.Model) -> None:
     """One layer left as it was: what a converter does that gives up quietly."""
     node = first(model, "MatMulInteger")
@@ -200,6 +209,7 @@ def a_product_in_floats(model: ir.Model) -> None:
     ("fault", "message"),
     [
         (no_zero_point, "or other inputs"),
+        (a_weight_that_is_computed, "no int8 weight"),
         (anothers_zero_point, "another zero point"),
         (a_product_in_floats, "another number of integer products"),
     ],
@@ -221,6 +231,20 @@ def test_a_check_fails_on_its_fault(
     ir.save(model, path, external_data="denoiser.onnx.data")
     with pytest.raises(GraphCheckError, match=message):
         check()
+
+
+def test_a_product_that_the_loop_lost_is_noticed(folder: Path, small: LDLM) -> None:
+    spec = stage("denoiser")
+    module = precision.apply(spec.build(small), spec.weights, RULES)
+    evidence = {
+        name: check_graph(folder / f"{name}.onnx", stage(name), small.config, module, RULES, OPSET)
+        for name in ("denoiser", "denoiser_step", "conditioning")
+    }
+    check_split(evidence)
+    assert evidence["denoiser_step"]["integer_products"] == 8
+    evidence["denoiser_step"]["integer_products"] -= 1
+    with pytest.raises(GraphCheckError, match="another number of integer products"):
+        check_split(evidence)
 
 
 def test_there_is_nothing_folded(folder: Path) -> None:

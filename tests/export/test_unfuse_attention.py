@@ -16,11 +16,11 @@ from engines.proof.inputs import stage_inputs
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch_stage import TorchStage
 from export.passes.unfuse_attention import unfuse_attention
-from export.stages import compared
+from export.stages import compared, stage
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError
 
-FUSED = {"denoiser": 2, "token_decoder_logits": 2, "latent_decoder": 0}
+FUSED = {"denoiser": 2, "denoiser_step": 2, "token_decoder_logits": 2, "latent_decoder": 0}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
@@ -53,10 +53,24 @@ def test_it_computes_the_same(small_artifacts: Path, small: LDLM) -> None:
         assert errors[0] <= 1.02 * errors[1]
 
 
-def test_an_attention_that_is_not_ours_is_refused(small_artifacts: Path) -> None:
+def test_the_loops_rows_unfused_compute_the_same(small_artifacts: Path, small: LDLM) -> None:
+    """The file that engines are built of: its attention reads rows, and splits them here."""
+    spec = stage("denoiser_step")
+    inputs = stage_inputs(spec, small.config, 2, 17)
+    path = small_artifacts / "onnx" / "fp32" / "denoiser_step.onnx"
+    expected = OrtStage(path, spec, small.config)(*inputs)
+    with _unfused(path) as changed:
+        assert compare(OrtStage(changed, spec, small.config)(*inputs), expected).relative_l2 < 1e-5
+        kinds = {kind for kind, _ in layer_dtypes(changed, spec)}
+    assert not [kind for kind in kinds if "ATTENTION" in kind]
+    assert "SOFTMAX" in kinds
+
+
+@pytest.mark.parametrize("name", ["is_causal", "kv_num_heads"])
+def test_an_attention_that_is_not_ours_is_refused(small_artifacts: Path, name: str) -> None:
     model = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser.onnx")
     node = next(node for node in model.graph if node.op_type == "Attention")
-    node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
+    node.attributes[name] = ir.AttrInt64(name, 1)
     with pytest.raises(GraphCheckError, match="not plain"):
         unfuse_attention(model)
 

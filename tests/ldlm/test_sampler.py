@@ -99,3 +99,17 @@ def test_own_grid_counts_its_own_steps() -> None:
 def test_unusable_requests(field: str) -> None:
     with pytest.raises(SamplerError, match=field):
         SampleRequest(**{"d_model": D, "length": T, field: 0})
+
+
+def test_stages_that_are_alone_get_one_sample_at_a_time() -> None:
+    seen: list[int] = []
+
+    def counting(x, t, x0_prev):  # type: ignore[no-untyped-def]
+        seen.append(len(x))
+        return toy(x, t, x0_prev)
+
+    request = SampleRequest(d_model=4, length=3, samples=5, batch_size=3, steps=30)
+    apart = sample(Stages(counting, lambda z: z, ids_of, alone=True), request)
+    assert set(seen) == {1}
+    assert len(seen) == 5 * 30
+    assert np.array_equal(apart, sample(STAGES, request))
