@@ -131,6 +131,25 @@ def signals(monitor: Any) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _Held:
+    """What `signals` found."""
+
+    stopped: BaseException | None = None
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM are raised at the end: inside TensorRT's callbacks they would be lost.
+
+    For what takes moments, such as reading a graph; a build is stopped by `signals`.
+    """
+    held = _Held()
+    with signals(held):
+        yield
+    if held.stopped is not None:
+        raise held.stopped
+
+
 def parse(trt: Any, builder: Any, path: Path, spec: StageSpec, logger: Any) -> Any:
     """The strongly typed network of an ONNX file.
 

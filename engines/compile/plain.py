@@ -15,6 +15,7 @@ from engines.compile.network import (
     Progress,
     allow_float32_attention,
     builder_settings,
+    held_signals,
     make_logger,
     make_monitor,
     parse,
@@ -55,8 +56,9 @@ def build_engine_here(
     """
     started = time.perf_counter()
     logger = make_logger(trt)
-    builder = trt.Builder(logger)
-    network = parse(trt, builder, path, spec, logger)
+    with held_signals():
+        builder = trt.Builder(logger)
+        network = parse(trt, builder, path, spec, logger)
     allow_float32_attention(trt, network)
     settings = builder.create_builder_config()
     settings.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32

@@ -21,6 +21,7 @@ from engines.compile.network import (
     Progress,
     allow_float32_attention,
     builder_settings,
+    held_signals,
     layers,
     make_logger,
     make_monitor,
@@ -71,9 +72,10 @@ def build_engine(
     """
     started = time.perf_counter()
     logger = make_logger(trt)
-    builder = trt.Builder(logger)
-    network = parse(trt, builder, path, spec, logger)
-    refused = {sm: reason for sm in sms if (reason := _unsupported(network, sm))}
+    with held_signals():
+        builder = trt.Builder(logger)
+        network = parse(trt, builder, path, spec, logger)
+        refused = {sm: reason for sm in sms if (reason := _unsupported(network, sm))}
     chosen = tuple(sm for sm in sms if sm not in refused)
     if not chosen or (refused and not skip_unsupported):
         sm, reason = next(iter(refused.items()))
@@ -97,7 +99,8 @@ def layer_dtypes(path: Path, spec: StageSpec) -> list[tuple[str, str]]:
         EngineBuildError: TensorRT cannot read the graph.
     """
     logger = make_logger(trt)
-    network = parse(trt, trt.Builder(logger), path, spec, logger)
+    with held_signals():
+        network = parse(trt, trt.Builder(logger), path, spec, logger)
     found = []
     for layer in layers(network):
         kind, dtype = layer.type.name, layer.get_output(0).dtype.name

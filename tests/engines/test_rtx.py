@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,36 @@ def test_ctrl_c_stops_a_build(small_artifacts: Path, after: float) -> None:
     with pytest.raises(KeyboardInterrupt):
         build_for_long()
     timer.join()
+    assert signal.getsignal(signal.SIGINT) is old
+
+
+def test_ctrl_c_while_tensorrt_tells_something_is_not_lost(
+    small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first message, which comes before the build: there, too, an exception is discarded."""
+    from engines.compile import rtx
+
+    told: list[str] = []
+    made = rtx.make_logger
+
+    def make_logger(trt: Any) -> Any:
+        class Interrupted(type(made(trt))):  # type: ignore[misc]
+            def log(self, severity: Any, message: str) -> None:
+                told.append(message)
+                if len(told) == 1:
+                    os.kill(os.getpid(), signal.SIGINT)
+                super().log(severity, message)
+
+        return Interrupted()
+
+    monkeypatch.setattr(rtx, "make_logger", make_logger)
+    old = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(
+            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
+            sms=["sm89"], profiles=profiles(CONFIG),
+        )  # fmt: skip
+    assert told
     assert signal.getsignal(signal.SIGINT) is old
 
 

@@ -136,7 +136,7 @@ def test_an_overflowing_checkpoint_fails_and_says_why(
     found = verify(folder, manifest, loud, ["fp16"])
     assert {"graph", "precision"} <= {ln.question for ln in found.failures()}
     assert not [ln for ln in found.failures() if ln.question == "formula"]
-    with pytest.raises(ParityError, match="autocast to be finite"):
+    with pytest.raises(ParityError, match="own error to be finite"):
         found.require_passed()
     document = found.save(folder, manifest)
     assert document["passed"] is False
