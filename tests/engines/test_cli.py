@@ -115,18 +115,6 @@ WRONG = [
     (("build", "{artifacts}", "--precision", "fp16-without-residual"), "was not exported"),
     (("build", "{artifacts}", "--precision", "int8"), "no engines are built"),
     (("engines", "{checkpoint}", "--out", "{tmp}/x", "--precision", "fp32,int8"), "no engines are"),
-    (
-        (
-            "verify",
-            "{artifacts}",
-            "--checkpoint",
-            "{checkpoint}",
-            "--precision",
-            "fp32",
-            "--ablate",
-        ),
-        "no half precision",
-    ),
     (("verify", "{artifacts}", "--checkpoint", "{tmp}/nothing"), "no checkpoint at"),
     (("verify", "{tmp}", "--checkpoint", "{checkpoint}"), "no artifacts at"),
     (("verify", "{artifacts}", "--checkpoint", "{checkpoint}", "--sampler-steps", "5"), "unstable"),
