@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from engines.compile.targets import NO_RTX, RTX_SMS
-from engines.keys import installed_version
+from engines.artifacts.ingredients import installed_version
+from engines.tensorrt.targets import NO_RTX, RTX_SMS
 from ldlm import files
 from ldlm.errors import LDLMError, installs
 
@@ -284,7 +284,7 @@ def _bindings() -> Finding:
             PARTLY, "CUDA bindings", "not installed", "engines cannot be run",
             installs("rtx"),
         )  # fmt: skip
-    from engines.runtime.cuda import Cuda
+    from engines.tensorrt.device import Cuda
 
     try:
         device = Cuda()

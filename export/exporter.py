@@ -131,7 +131,7 @@ def trace(
     Args:
         module: the stage's module, a precision policy applied.
         spec, config: its inputs, outputs and sizes.
-        extra: names of what the module returns after the stage's outputs; see `export.taps`.
+        extra: names of what the module returns after the stage's outputs; see `export.equations`.
 
     Raises:
         ExportError: torch cannot export it.

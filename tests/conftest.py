@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engines.artifacts import build_artifacts, export_artifacts
+from engines.artifacts.export import build_artifacts, export_artifacts
 from engines.compile.target import rtx_target
-from engines.compile.targets import parse_sms, profiles
+from engines.tensorrt.targets import parse_sms, profiles
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 from ldlm.tokenizer import create

@@ -17,9 +17,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.bench.peers import MATMUL, parse
-from engines.runtime.libraries import LIBRARIES
+from engines.tensorrt.library import LIBRARIES
 from export.precision import is_integer, policy
 from export.stages import MAX_BATCH
 from ldlm.config import LDLMConfig

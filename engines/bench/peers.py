@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from engines import manifest as manifests
-from engines.manifest import Manifest
+from engines.artifacts import manifest as manifests
+from engines.artifacts.manifest import Manifest
 from ldlm.errors import ConfigError
 from ldlm.sampler import Stages, plain_loop
 

@@ -22,8 +22,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from engines import manifest as manifests
-from engines.keys import Decision
+from engines.artifacts import manifest as manifests
+from engines.artifacts.ingredients import Decision
 from engines.memory import peak_bytes, reset_peak
 from ldlm.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.cli._shared import ArtifactsFolder, names, out, steps
 from ldlm.errors import ConfigError
 
@@ -39,8 +39,8 @@ def command(
     """Time each peer on the same steps, in turn; the last line is JSON."""
     from engines.bench.measure import Case, bench
     from engines.bench.peers import default_peers
-    from engines.bench.show import bench_table, require_plot
-    from engines.bench.show import plot as draw
+    from engines.show.bench import bench_table, require_plot
+    from engines.show.bench import plot as draw
     from ldlm import files
 
     manifest = manifests.load(folder)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.cli._shared import (
     EXPLAIN,
     ArtifactsFolder,
@@ -21,9 +21,9 @@ from engines.cli._shared import (
     steps,
 )
 from engines.compile.target import Target, rtx_target, trt_target
-from engines.compile.targets import PROFILES, RTX, parse_sms, profiles
-from engines.report import summary_table
-from engines.runtime.libraries import LIBRARIES
+from engines.show.summary import summary_table
+from engines.tensorrt.library import LIBRARIES
+from engines.tensorrt.targets import PROFILES, RTX, parse_sms, profiles
 from ldlm.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ def command(
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Compile the engines that have changed, and show what the folder holds."""
-    from engines.artifacts import build_artifacts
+    from engines.artifacts.export import build_artifacts
 
     chosen = chosen_target(target, sm, unfused=unfused)
     config = manifests.load(folder).config

@@ -14,8 +14,8 @@ from engines.cli._shared import (
     default_artifacts,
     precisions,
 )
-from engines.compile.targets import RTX, require_compilable
-from engines.proof.parity import NOTHING_MORE
+from engines.proof.records import NOTHING_MORE
+from engines.tensorrt.targets import RTX, require_compilable
 
 
 def command(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.cli._shared import ArtifactsFolder, measured, names, out, precisions, steps
 
 
@@ -54,8 +54,8 @@ def command(
         seed=seed,
         schedule=TangentSchedule(config.tangent_d, config.t_min),
     )
-    from engines.evaluate import evaluate, load_judge, save
-    from engines.report import quality_table
+    from engines.quality.evaluate import evaluate, load_judge, save
+    from engines.show.summary import quality_table
 
     chosen = precisions(precision) if precision is not None else manifest.precisions()
     manifests.require_origin(manifest, checkpoint)

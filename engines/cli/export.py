@@ -32,7 +32,7 @@ def command(
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Export every stage to ONNX, checked, with a manifest; only what has changed."""
-    from engines.artifacts import export_artifacts
+    from engines.artifacts.export import export_artifacts
     from export.precision import experiment
 
     folder = folder or default_artifacts(checkpoint)

@@ -20,7 +20,7 @@ def command(
     ] = False,
 ) -> None:
     """List, or delete, files that the manifest does not speak of and what killed runs left."""
-    from engines.collect import collect, drop, leftovers
+    from engines.artifacts.collect import collect, drop, leftovers
 
     if precision is not None:
         found = drop(folder, precision, delete=delete)

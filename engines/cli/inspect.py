@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from engines.artifacts.manifest import json_schema
 from engines.cli._shared import out, say
-from engines.manifest import json_schema
 from ldlm.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def command(
     ] = False,
 ) -> None:
     """Show a build, any ONNX file or an engine; or where two of them differ."""
-    from engines.inspection import describe, differences, flatten
+    from engines.artifacts.inspect import describe, differences, flatten
 
     if schema:
         out.print_json(json.dumps(json_schema()))

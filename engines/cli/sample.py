@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.cli._shared import ArtifactsFolder, err, out, steps
 from ldlm.errors import ConfigError, SamplerError
 

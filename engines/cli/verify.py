@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
+from engines.artifacts.ingredients import Digests
+from engines.artifacts.manifest import Manifest
 from engines.cli._shared import ArtifactsFolder, err, measured, out, precisions, spinner
-from engines.keys import Digests
-from engines.manifest import Manifest
-from engines.proof.parity import Extra, Parity, read, reasons
-from engines.runtime.libraries import LIBRARIES
+from engines.proof.records import Extra, Parity, read, reasons
+from engines.tensorrt.library import LIBRARIES
 from export.precision import is_integer, policy
 from ldlm.errors import ConfigError
 
@@ -114,7 +114,7 @@ def _exported(manifest: Manifest, extra: Extra) -> list[str]:
 
 def show(document: dict[str, Any] | None) -> None:
     """All tables of a proof."""
-    from engines.proof.tables import tables
+    from engines.show.proof import tables
 
     for table in tables(document or {}):
         out.print(table)

@@ -23,8 +23,8 @@ from engines.compile.network import (
     shapes,
     signals,
 )
-from engines.runtime.cuda import Device
 from engines.runtime.trt import cache_file
+from engines.tensorrt.device import Device
 from export.stages import AxisRange, StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig

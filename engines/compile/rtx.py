@@ -30,7 +30,7 @@ from engines.compile.network import (
     shapes,
     signals,
 )
-from engines.compile.targets import NO_BFLOAT16, NO_FLOAT32_MATMUL
+from engines.tensorrt.targets import NO_BFLOAT16, NO_FLOAT32_MATMUL
 from export.stages import AxisRange, StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import EngineBuildError
@@ -61,7 +61,7 @@ def build_engine(
     Args:
         path: the .onnx file, its external data beside it.
         spec, config: the stage that the file holds.
-        sms: names of `engines.compile.targets.RTX_SMS`.
+        sms: names of `engines.tensorrt.targets.RTX_SMS`.
         profiles: by name, in the engine's order: allowed sizes per dynamic axis.
         skip_unsupported: leave out targets that TensorRT-RTX cannot compile this stage for, and
             say so in the result; otherwise such a target is an error.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.compile.targets import RTX
+from engines.tensorrt.targets import RTX
 from export.stages import AxisRange, StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig
@@ -49,7 +49,7 @@ def rtx_target(
     """TensorRT-RTX, on any machine, for a list of compute capabilities.
 
     Args:
-        sms: names of `engines.compile.targets.RTX_SMS`.
+        sms: names of `engines.tensorrt.targets.RTX_SMS`.
         skip_unsupported: leave out, and record, what a stage cannot have.
         unfused: build attention from single operators, in float32.
     """
@@ -79,9 +79,9 @@ def trt_target(*, unfused: bool = False) -> Target:
     Raises:
         ProviderError: no library, no driver or no GPU.
     """
-    from engines.runtime.cuda import Cuda
     from engines.runtime.engine_file import target_of
-    from engines.runtime.libraries import load_library
+    from engines.tensorrt.device import Cuda
+    from engines.tensorrt.library import load_library
 
     trt, device = load_library("trt"), Cuda()
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from engines.proof.evaluator import EvaluatorStage
+from engines.evaluator.graph import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.stage import Subject, against, peer_outputs
 from engines.proof.stress import stress_inputs, stressed
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from export import precision as policies
 from export.exporter import export_stage
 from export.stages import DEPLOYED, StageSpec, compared

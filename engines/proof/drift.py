@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.manifest import Manifest
+from engines.artifacts.manifest import Manifest
+from engines.proof.baseline import runner, torchs_own
 from engines.proof.gates import DRIFT_FLOAT32, precision_limit
-from engines.proof.parity import SAMPLER, Line
-from engines.proof.peer import runner, torchs_own
-from engines.runtime.torch_stage import TorchStage
+from engines.proof.records import SAMPLER, Line
+from engines.runtime.torch import TorchStage
 from export import precision as policies
 from export.stages import DEPLOYED, stage
 from ldlm.model import LDLM
@@ -45,7 +45,7 @@ def drift(
     """Sample one text per precision with the noise of seed 0, and compare with float32 PyTorch.
 
     Half precisions run in the evaluator, others in ONNX Runtime. All but float32 are held to what
-    PyTorch's own means make of the same noise; see `engines.proof.peer`.
+    PyTorch's own means make of the same noise; see `engines.proof.baseline`.
 
     Returns:
         Lines "drift" (root mean square over the steps of the estimates' relative L2) and "drift

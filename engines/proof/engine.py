@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.manifest import Manifest
-from engines.proof.derived import LOOP, LoopDenoiser
+from engines.artifacts.manifest import Manifest
 from engines.proof.gates import (
     FORMULA_L2,
     NEAR_TIE_FLOAT32,
@@ -27,9 +26,10 @@ from engines.proof.gates import (
     precision_limit,
 )
 from engines.proof.inputs import stage_inputs
-from engines.proof.parity import Line
+from engines.proof.loop import LOOP, LoopDenoiser
+from engines.proof.records import Line
 from engines.proof.stage import ALL, Case, Subject, other_choice, peer_outputs, pooled
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
 from export import precision as policies

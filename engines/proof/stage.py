@@ -9,7 +9,7 @@ precision   half, int8: the file, as under "graph", against float32 PyTorch, hel
             PyTorch's autocast, or of its dynamic quantisation, on the same inputs
 file        fp16: the file in ONNX Runtime, which computes fp16 in float32: it loads and runs
 kl          half, int8: the token decoder's softmax, held to the same
-loop, update, folded    the graphs derived from it: see `engines.proof.derived`
+loop, update, folded    the graphs derived from it: see `engines.proof.loop`
 tokens      the ids file = argmax of the logits file, and = PyTorch's choice but for near-ties
 """
 
@@ -27,7 +27,9 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from engines.proof import derived
+from engines.evaluator.half import HalfProducts
+from engines.proof import loop as derived
+from engines.proof.baseline import runner, torchs_own
 from engines.proof.compare import Comparison, compare
 from engines.proof.gates import (
     AGREEMENT_RATIO,
@@ -38,11 +40,9 @@ from engines.proof.gates import (
     NEAR_TIE_HALF,
     precision_limit,
 )
-from engines.proof.half import HalfProducts
-from engines.proof.parity import Line
-from engines.proof.peer import runner, torchs_own
+from engines.proof.records import Line
 from engines.runtime.ort import OrtStage
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from export import precision as policies
 from export.passes.dequantise import dequantise
 from export.passes.widen import widen
@@ -66,7 +66,7 @@ class Subject:
 
     Attributes:
         paths: the graph to compare under "graph", the token ids' graph under "ids", and what
-            `engines.proof.derived` asks of, by the stages' names.
+            `engines.proof.loop` asks of, by the stages' names.
         weights: "given" or "stress", for the lines.
         inputs, expected: per case.
         exact_limit: how far two float32 computations of the formula may be apart.
@@ -167,7 +167,7 @@ def pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Compar
 
 
 def peer_outputs(subject: Subject) -> dict[Case, Array]:
-    """What PyTorch's own means make of a subject's precision; see `engines.proof.peer`.
+    """What PyTorch's own means make of a subject's precision; see `engines.proof.baseline`.
 
     Raises:
         ParityError: nothing was rounded, so that the comparison would mean nothing.

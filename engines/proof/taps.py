@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from engines.manifest import Manifest
-from engines.proof.evaluator import Evaluator
+from engines.artifacts.manifest import Manifest
+from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
 from engines.proof.inputs import clamped, stage_inputs
-from engines.proof.parity import Line
+from engines.proof.records import Line
 from engines.proof.stage import against, save_graph
 from engines.runtime.ort import OrtStage
 from export import precision as policies
+from export.equations import tapped, tapped_graph
 from export.passes.widen import widen
 from export.stages import DEPLOYED, StageSpec, compared
-from export.taps import tapped, tapped_graph
 from ldlm import files
 from ldlm.errors import GraphCheckError
 from ldlm.model import LDLM

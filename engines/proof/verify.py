@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from engines import keys
-from engines.compile.targets import require_compilable
-from engines.manifest import Manifest
+from engines.artifacts import ingredients as keys
+from engines.artifacts.manifest import Manifest
 from engines.proof import islands, taps
 from engines.proof.ablate import ablate, half_ones
 from engines.proof.drift import drift
 from engines.proof.gates import CASES
 from engines.proof.inputs import clamped, stage_inputs
-from engines.proof.parity import NOTHING_MORE, Extra, Line, Parity, identities
-from engines.proof.selftest import require_policies, self_test
+from engines.proof.records import NOTHING_MORE, Extra, Line, Parity, identities
+from engines.proof.sabotage.selftest import require_policies, self_test
 from engines.proof.stage import Case, Subject, float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
+from engines.tensorrt.targets import require_compilable
 from export import precision as policies
 from export.stages import DEPLOYED, compared, sharing
 from ldlm import files

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engines.compile.targets import NO_RTX, RTX
-from engines.manifest import EngineEntry, Manifest, read
+from engines.artifacts.manifest import EngineEntry, Manifest, read
+from engines.tensorrt.targets import NO_RTX, RTX
 from ldlm.errors import ArtifactError
 
 

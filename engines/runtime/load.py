@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.manifest import TOKENIZER, Manifest, require_origin
-from engines.runtime.libraries import LIBRARIES
+from engines.artifacts.manifest import TOKENIZER, Manifest, require_origin
+from engines.tensorrt.library import LIBRARIES
 from export.precision import is_integer, policy
 from export.stages import COMPILED, DEPLOYED, sharing, stage
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
@@ -131,7 +131,7 @@ def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: str) ->
 
 
 def _evaluator(folder: Path, manifest: Manifest, precision: str) -> Stages:
-    from engines.proof.evaluator import EvaluatorStage
+    from engines.evaluator.graph import EvaluatorStage
 
     entries = [manifest.graph(precision, name) for name in DEPLOYED]
     return Stages(*(EvaluatorStage(e.verified(folder), stage(e.stage)) for e in entries))
@@ -140,7 +140,7 @@ def _evaluator(folder: Path, manifest: Manifest, precision: str) -> Stages:
 def _reference(checkpoint: Path | None) -> Stages:
     if checkpoint is None:
         raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
-    from engines.runtime.torch_stage import TorchStage
+    from engines.runtime.torch import TorchStage
     from ldlm.model import LDLM
 
     model = LDLM.from_checkpoint(checkpoint)

@@ -11,7 +11,7 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from engines.manifest import Manifest
+from engines.artifacts.manifest import Manifest
 from export.stages import AxisRange, StageSpec, checked_feeds, graph_ranges, stage
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, ProviderError

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from engines.runtime.ort import OrtStage
-from engines.runtime.tables import Part, parts
+from engines.runtime.step_tables import Part, parts
 from export.stages import checked_feeds
 from ldlm.noise import NoiseStream
 from ldlm.sampler import Run, Tick

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engines.compile.network import make_logger
-from engines.runtime.cuda import Cuda, Device
-from engines.runtime.libraries import LIBRARIES, load_library
+from engines.tensorrt.device import Cuda, Device
+from engines.tensorrt.library import LIBRARIES, load_library
 from ldlm import files
 from ldlm.errors import ArtifactError
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.runtime.cuda import Device, DeviceArray
-from engines.runtime.tables import Part, parts
+from engines.runtime.step_tables import Part, parts
 from engines.runtime.trt_stage import Sizes, TrtStage
+from engines.tensorrt.device import Device, DeviceArray
 from export.stages import BATCH, LENGTH, check_inputs
 from ldlm.noise import NoiseStream
 from ldlm.sampler import Run, Tick

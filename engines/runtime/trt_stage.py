@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.compile.targets import fitting
-from engines.manifest import Manifest
-from engines.runtime.cuda import DeviceArray, Foreign, foreign
+from engines.artifacts.manifest import Manifest
 from engines.runtime.engine_file import checked_engine
 from engines.runtime.trt import RuntimeCache, TrtRuntime
+from engines.tensorrt.device import DeviceArray, Foreign, foreign
+from engines.tensorrt.targets import fitting
 from export.stages import DYNAMIC, AxisRange, StageSpec, check_inputs, stage
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, EngineRunError, StageInputError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from ldlm import files
 
 pytestmark = pytest.mark.base

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.bench import measure
 from engines.bench.measure import Case, Samples, Worker, bench, flops
 from engines.bench.peers import Peer, default_peers, parse
-from engines.bench.show import bench_table, plot
 from engines.bench.worker import loop
 from engines.cli import app
+from engines.show.bench import bench_table, plot
 from ldlm import LDLM, PRESETS
 from ldlm.errors import BenchError, ConfigError
 from ldlm.noise import NoiseStream

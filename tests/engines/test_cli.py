@@ -178,9 +178,9 @@ def test_an_island_switched_off_by_name_misses_its_gate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """`export --without-island`, then `verify`, on one stage: the precision gate fails."""
-    monkeypatch.setattr("engines.artifacts.DEPLOYED", ("token_decoder",))
+    monkeypatch.setattr("engines.artifacts.export.DEPLOYED", ("token_decoder",))
     monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("token_decoder",))
-    monkeypatch.setattr("engines.proof.tables.DEPLOYED", ("token_decoder",))
+    monkeypatch.setattr("engines.show.proof.DEPLOYED", ("token_decoder",))
     common = [str(tmp_path), "--precision", "fp16", "--without-island", "layer_norm"]
     monkeypatch.setattr("sys.argv", ["ldlm", "export", str(small_checkpoint), "--out", *common])
     with pytest.raises(SystemExit) as caught:

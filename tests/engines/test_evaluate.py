@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from engines.cli import main
-from engines.evaluate import JUDGED, Share, _before_end, load_judge, runs_of
-from engines.report import quality_table
+from engines.quality.evaluate import JUDGED, Share, _before_end, load_judge, runs_of
+from engines.show.summary import quality_table
 from ldlm.errors import ConfigError
 
 JUDGE = """

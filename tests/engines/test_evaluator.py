@@ -15,9 +15,9 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
 from engines import OrtStage, compare
-from engines.proof.evaluator import Evaluator, EvaluatorStage
+from engines.evaluator.graph import Evaluator, EvaluatorStage
+from engines.evaluator.ops import OPERATORS
 from engines.proof.inputs import stage_inputs
-from engines.proof.ops import OPERATORS
 from export.stages import STAGES, stage
 from ldlm import LDLM
 from ldlm.errors import ArtifactError

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import stub_export
 
-from engines import keys
-from engines import manifest as manifests
-from engines.artifacts import build_artifacts, export_artifacts
+from engines.artifacts import ingredients as keys
+from engines.artifacts import manifest as manifests
+from engines.artifacts.export import build_artifacts, export_artifacts
+from engines.artifacts.ingredients import Decision, Digests, closure, source_digest
+from engines.artifacts.manifest import FileEntry
 from engines.compile.target import rtx_target
-from engines.compile.targets import profiles
-from engines.keys import Decision, Digests, closure, source_digest
-from engines.manifest import FileEntry
-from engines.proof.parity import Extra, Parity, reasons
+from engines.proof.records import Extra, Parity, reasons
+from engines.tensorrt.targets import profiles
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 
@@ -279,12 +279,12 @@ def test_the_exporter_counts_for_every_graph(sources: Path) -> None:
     before = source_digest(closure("export.exporter"))
     edit(sources / "export" / "passes" / "argmax_tail.py", "import onnx_ir", "import os, onnx_ir")
     assert source_digest(closure("export.exporter")) != before
-    assert "export.taps" not in closure("export.exporter")
+    assert "export.equations" not in closure("export.exporter")
 
 
 def test_a_proof_stands_until_something_it_depends_on_changes(small_artifacts: Path) -> None:
     manifest = manifests.load(small_artifacts)
-    from engines.proof.parity import identities
+    from engines.proof.records import identities
 
     graphs = identities(manifest, "fp16")
     proof = Parity([], graphs)

@@ -11,17 +11,17 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from engines import manifest as manifests
-from engines.artifacts import build_artifacts
+from engines.artifacts import manifest as manifests
+from engines.artifacts.export import build_artifacts
 from engines.compile.target import rtx_target
-from engines.compile.targets import parse_sms, profiles
-from engines.evaluate import runs_of
 from engines.proof.drift import drift
 from engines.proof.gates import SIGNAL_LOST, precision_limit
-from engines.proof.parity import Extra, Line, Parity
+from engines.proof.records import Extra, Line, Parity
 from engines.proof.stress import stressed
 from engines.proof.verify import verify
+from engines.quality.evaluate import runs_of
 from engines.runtime.load import load_stages
+from engines.tensorrt.targets import parse_sms, profiles
 from ldlm import LDLM
 from ldlm.errors import ConfigError
 from ldlm.noise import NoiseStream

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import stub_export
 
-from engines import manifest as manifests
-from engines.collect import collect, leftovers
+from engines.artifacts import manifest as manifests
+from engines.artifacts.collect import collect, leftovers
 from export.stages import COMPILED, DEPLOYED, sharing
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise

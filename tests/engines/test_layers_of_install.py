@@ -52,7 +52,7 @@ main()
 def test_packages_import_light() -> None:
     """What others import by name costs neither torch nor onnx nor a runtime."""
     code = """
-import ldlm, export, engines, export.stages, export.precision, engines.manifest
+import ldlm, export, engines, export.stages, export.precision, engines.artifacts.manifest
 from ldlm import LDLMConfig, PRESETS
 from ldlm.schedule import TangentSchedule
 from ldlm.sampler import sample

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from engines import OrtStage
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.runtime.load import load_stages
 from engines.runtime.ort_loop import OrtLoop
-from engines.runtime.tables import parts
+from engines.runtime.step_tables import parts
 from export.stages import TABLE_STEPS
 from ldlm.errors import ConfigError, StageInputError
 from ldlm.noise import NoiseStream

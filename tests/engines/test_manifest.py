@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engines import manifest as manifests
-from engines.artifacts import build_artifacts, export_artifacts
+from engines.artifacts import manifest as manifests
+from engines.artifacts.export import build_artifacts, export_artifacts
+from engines.artifacts.manifest import FileEntry, Manifest
 from engines.compile.target import rtx_target
-from engines.compile.targets import profiles
-from engines.manifest import FileEntry, Manifest
-from engines.report import summary_table
+from engines.show.summary import summary_table
+from engines.tensorrt.targets import profiles
 from ldlm import LDLM, PRESETS, files
 from ldlm.errors import ArtifactError, DiskSpaceError, EngineBuildError
 from ldlm.initialise import initialise

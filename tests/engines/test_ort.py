@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 
 from engines import OrtStage, compare
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.proof.inputs import stage_inputs
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OPTIMISATION
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from export.stages import stage
 from ldlm import LDLM
 from ldlm.errors import ArtifactError, ConfigError, ProviderError, StageInputError

@@ -13,20 +13,20 @@ import pytest
 import torch
 
 from engines import OrtStage, compare
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
+from engines.evaluator.graph import EvaluatorStage
+from engines.evaluator.half import HalfProducts
 from engines.proof import islands
 from engines.proof.ablate import Ablation, ablate
-from engines.proof.damage import DAMAGES
 from engines.proof.drift import drift
-from engines.proof.evaluator import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
-from engines.proof.half import HalfProducts
 from engines.proof.inputs import stage_inputs
-from engines.proof.parity import Line, Parity
-from engines.proof.selftest import UNDAMAGED, Outcome, self_test
+from engines.proof.records import Line, Parity
+from engines.proof.sabotage.damages import DAMAGES
+from engines.proof.sabotage.selftest import UNDAMAGED, Outcome, self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
-from engines.proof.tables import ablation_table, answers_table, self_test_table
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
+from engines.show.proof import ablation_table, answers_table, self_test_table
 from export import export_stage, precision
 from export.stages import stage
 from ldlm import LDLM

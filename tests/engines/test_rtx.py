@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from engines import build_engine
-from engines import manifest as manifests
-from engines.compile.targets import RTX_SMS, fitting, parse_sms, profiles
+from engines.artifacts import manifest as manifests
+from engines.tensorrt.targets import RTX_SMS, fitting, parse_sms, profiles
 from export.stages import COMPILED, AxisRange, stage
 from ldlm import PRESETS
 from ldlm.errors import ConfigError, EngineBuildError

@@ -13,17 +13,17 @@ import onnx_ir as ir
 import pytest
 from rich.console import Console
 
-from engines import manifest as manifests
-from engines.manifest import FileEntry
+from engines.artifacts import manifest as manifests
+from engines.artifacts.manifest import FileEntry
 from engines.proof import taps
 from engines.proof.compare import compare
 from engines.proof.inputs import stage_inputs
-from engines.proof.parity import Parity
+from engines.proof.records import Parity
 from engines.proof.stress import stressed
-from engines.proof.tables import taps_table
 from engines.proof.verify import Extra, verify
+from engines.show.proof import taps_table
+from export.equations import TAPS
 from export.stages import stage
-from export.taps import TAPS
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError, ParityError
 

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 
 from engines import doctor
-from engines import manifest as manifests
-from engines.collect import collect, drop, leftovers
+from engines.artifacts import manifest as manifests
+from engines.artifacts.collect import collect, drop, leftovers
+from engines.artifacts.inspect import describe, differences
 from engines.doctor import Gpu, examine
-from engines.inspection import describe, differences
 from ldlm.errors import ArtifactError
 
 ROOT = Path(__file__).parents[2]

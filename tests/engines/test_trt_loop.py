@@ -15,14 +15,14 @@ from fake_tensorrt import FakeDevice, runtime_of, stage_of
 from numpy.typing import NDArray
 
 from engines import compare
-from engines import manifest as manifests
+from engines.artifacts import manifest as manifests
 from engines.runtime import trt_loop
-from engines.runtime.cuda import Cuda, Device, DeviceArray
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
 from engines.runtime.ort_loop import OrtLoop
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_loop import HANDED_ON, TrtLoop
+from engines.tensorrt.device import Cuda, Device, DeviceArray
 from ldlm.errors import StageInputError
 from ldlm.noise import NoiseStream
 from ldlm.sampler import plain_loop

@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 from fake_tensorrt import FakeDevice, FakeTensorRT, runtime_of, stage_of
 
-from engines import manifest as manifests
-from engines.manifest import FileEntry
+from engines.artifacts import manifest as manifests
+from engines.artifacts.manifest import FileEntry
 from engines.proof.engine import engine_lines
 from engines.proof.inputs import stage_inputs
-from engines.proof.parity import Line
-from engines.runtime import libraries
-from engines.runtime.cuda import Cuda, Foreign
+from engines.proof.records import Line
 from engines.runtime.engine_file import checked_engine
-from engines.runtime.libraries import load_library
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
 from engines.runtime.trt import RuntimeCache
 from engines.runtime.trt_stage import SHAPES, TrtStage
+from engines.tensorrt import library as libraries
+from engines.tensorrt.device import Cuda, Foreign
+from engines.tensorrt.library import load_library
 from export.stages import COMPILED, stage
 from ldlm import LDLM
 from ldlm.errors import (

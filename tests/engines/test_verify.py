@@ -13,15 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engines import manifest as manifests
-from engines.artifacts import export_artifacts
-from engines.manifest import FileEntry
-from engines.proof.half import HalfProducts
-from engines.proof.parity import Parity
+from engines.artifacts import manifest as manifests
+from engines.artifacts.export import export_artifacts
+from engines.artifacts.manifest import FileEntry
+from engines.evaluator.half import HalfProducts
+from engines.proof.records import Parity
 from engines.proof.stage import ALL
-from engines.proof.tables import answers_table, islands_table, parity_table, tables
 from engines.proof.verify import verify
-from engines.report import parity_summary, summary_table
+from engines.show.proof import answers_table, islands_table, parity_table, tables
+from engines.show.summary import parity_summary, summary_table
 from ldlm import LDLM
 from ldlm.errors import ArtifactError, ParityError
 
@@ -129,7 +129,7 @@ def test_an_overflowing_checkpoint_fails_and_says_why(
         getattr(loud.token_decoder.blocks[0], name).weight.mul_(400)
     loud.save_checkpoint(tmp_path / "loud")
     folder = tmp_path / "artifacts"
-    monkeypatch.setattr("engines.artifacts.DEPLOYED", ("token_decoder",))
+    monkeypatch.setattr("engines.artifacts.export.DEPLOYED", ("token_decoder",))
     monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("token_decoder",))
     export_artifacts(tmp_path / "loud", folder, ["fp16"], lambda _: None)
     manifest = manifests.load(folder)

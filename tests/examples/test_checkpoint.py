@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines import manifest as manifests
-from engines.artifacts import export_artifacts
-from engines.evaluate import Quality, evaluate, load_judge
+from engines.artifacts import manifest as manifests
+from engines.artifacts.export import export_artifacts
 from engines.proof.verify import Extra, verify
+from engines.quality.evaluate import Quality, evaluate, load_judge
 from ldlm import LDLM, files
 from ldlm.sampler import SampleRequest
 from ldlm.schedule import TangentSchedule

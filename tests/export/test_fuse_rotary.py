@@ -12,7 +12,7 @@ import pytest
 
 from engines import OrtStage, compare
 from engines.proof.inputs import stage_inputs
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from export import precision as policies
 from export.checks import check_graph
 from export.exporter import OPSET

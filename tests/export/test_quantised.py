@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engines import OrtStage, compare
 from engines.proof.inputs import stage_inputs
 from engines.proof.stage import rounding_off
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from export import precision
 from export.checks import check_graph, check_split
 from export.exporter import OPSET

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from export.equations import TAPS, located, tapped
 from export.passes.expose import expose
 from export.stages import stage
-from export.taps import TAPS, located, tapped
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError
 

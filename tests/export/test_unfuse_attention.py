@@ -10,11 +10,11 @@ import pytest
 from engines import compare
 from engines.compile.rtx import layer_dtypes
 from engines.compile.target import _unfused, rtx_target
-from engines.compile.targets import profiles
-from engines.proof.evaluator import EvaluatorStage
+from engines.evaluator.graph import EvaluatorStage
 from engines.proof.inputs import stage_inputs
 from engines.runtime.ort import OrtStage
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
+from engines.tensorrt.targets import profiles
 from export.passes.unfuse_attention import unfuse_attention
 from export.stages import compared, stage
 from ldlm import LDLM

@@ -17,21 +17,21 @@ import pytest
 from numpy.typing import NDArray
 
 from engines import compare
-from engines import manifest as manifests
-from engines.artifacts import build_artifacts
+from engines.artifacts import manifest as manifests
+from engines.artifacts.export import build_artifacts
 from engines.compile.target import rtx_target, trt_target
-from engines.compile.targets import RTX_SMS, profiles
-from engines.proof.derived import LOOP, LoopDenoiser
 from engines.proof.gates import AUTOCAST_RATIO, FORMULA_L2
 from engines.proof.inputs import stage_inputs
-from engines.runtime.cuda import Cuda
-from engines.runtime.libraries import load_library
+from engines.proof.loop import LOOP, LoopDenoiser
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_loop import TrtLoop
 from engines.runtime.trt_stage import TrtStage
+from engines.tensorrt.device import Cuda
+from engines.tensorrt.library import load_library
+from engines.tensorrt.targets import RTX_SMS, profiles
 from export.stages import DEPLOYED, compared, stage
 from ldlm import LDLM
 from ldlm.errors import LDLMError, ProviderError

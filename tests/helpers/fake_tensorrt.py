@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines import manifest as manifests
-from engines.runtime.cuda import Captured
+from engines.artifacts import manifest as manifests
 from engines.runtime.ort import OrtStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
+from engines.tensorrt.device import Captured
 from export.stages import COMPILED, DYNAMIC, StageSpec, stage
 from ldlm.errors import EngineRunError
 
@@ -42,7 +42,7 @@ Work = Callable[[], object]
 
 
 class FakeDevice:
-    """`engines.runtime.cuda.Device` in host memory, and what was done with it.
+    """`engines.tensorrt.device.Device` in host memory, and what was done with it.
 
     As lazy as a device may be: work is done when someone waits for it, and no sooner. Memory is
     filled with NaN.

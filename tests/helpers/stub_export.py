@@ -14,10 +14,10 @@ import types
 from pathlib import Path
 from typing import Any
 
-from engines import keys
-from engines.artifacts import build_artifacts, export_artifacts
+from engines.artifacts import ingredients as keys
+from engines.artifacts.export import build_artifacts, export_artifacts
 from engines.compile.target import rtx_target
-from engines.compile.targets import profiles
+from engines.tensorrt.targets import profiles
 from export.stages import sharing
 from ldlm import checkpoint as checkpoints
 from ldlm import files

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.manifest import QUALITY, Manifest
-from engines.proof.parity import identity
+from engines.artifacts.manifest import QUALITY, Manifest
+from engines.proof.records import identity
 from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
 from export.precision import INTEGER, policy, product_dtype
 from export.stages import DEPLOYED

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from engines.proof import ops
+from engines.evaluator import ops
 from export.stages import StageSpec
 from ldlm.errors import ArtifactError
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engines import manifest as manifests
-from engines.manifest import EngineEntry, Manifest
+from engines.artifacts import manifest as manifests
+from engines.artifacts.manifest import EngineEntry, Manifest
 from ldlm import files
 from ldlm.errors import ArtifactError
 

@@ -1,7 +1,7 @@
 """Filling an artifacts folder: the graphs from a checkpoint, the engines from the graphs.
 
-Only what has changed is made again (`engines.keys`). Every file appears together with the manifest
-that speaks of it (`engines.manifest.commit`), so that a process that dies at any moment leaves the
+Only what has changed is made again (`engines.artifacts.ingredients`). Every file appears together with the manifest
+that speaks of it (`engines.artifacts.manifest.commit`), so that a process that dies at any moment leaves the
 old artifact or the new one.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import keys
-from engines import manifest as manifests
+from engines.artifacts import ingredients as keys
+from engines.artifacts import manifest as manifests
+from engines.artifacts.ingredients import Decision, Digests
+from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
 from engines.compile.target import Profiles, Target
-from engines.compile.targets import compilable, require_compilable
-from engines.keys import Decision, Digests
-from engines.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
+from engines.tensorrt.targets import compilable, require_compilable
 from export.precision import policy
 from export.stages import COMPILED, DEPLOYED, sharing, stage
 from ldlm import checkpoint as checkpoints

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.proof.baseline import runner
 from engines.proof.compare import compare
 from engines.proof.gates import precision_limit
-from engines.proof.peer import runner
 from engines.runtime.ort import OrtStage
 from export.precision import Rule
 from export.stages import TABLE_STEPS, stage
 from ldlm.noise import NoiseStream
 
 if TYPE_CHECKING:
-    from engines.proof.parity import Line
+    from engines.proof.records import Line
     from engines.proof.stage import Case, Subject
 
 Array = NDArray[Any]

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from engines.proof.evaluator import EvaluatorStage
-from engines.proof.half import HalfProducts
+from engines.evaluator.graph import EvaluatorStage
+from engines.evaluator.half import HalfProducts
 from engines.runtime.ort import OrtStage
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from export import precision as policies
 from export.stages import StageSpec
 from ldlm.config import LDLMConfig

@@ -87,7 +87,7 @@ def proof_ingredients(
     """All that a proof depends on, beside what was asked.
 
     Args:
-        graphs: what it speaks of; see `engines.proof.parity.identity`.
+        graphs: what it speaks of; see `engines.proof.records.identity`.
         checkpoint: sha256 of model.safetensors.
         config: of the model.
     """

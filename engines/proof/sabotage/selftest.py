@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from engines.manifest import Manifest
+from engines.artifacts.manifest import Manifest
 from engines.proof import islands
 from engines.proof.compare import compare
-from engines.proof.damage import DAMAGES, Damage
 from engines.proof.gates import FORMULA_L2
 from engines.proof.inputs import clamped, stage_inputs
+from engines.proof.sabotage.damages import DAMAGES, Damage
 from engines.proof.stage import rounding_off
 from engines.runtime.ort import OrtStage
-from engines.runtime.torch_stage import TorchStage
+from engines.runtime.torch import TorchStage
 from export import precision as policies
 from export.checks import check_graph
 from export.exporter import OPSET

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import manifest as manifests
-from engines.manifest import Manifest
+from engines.artifacts import manifest as manifests
+from engines.artifacts.manifest import Manifest
 from ldlm import files
 from ldlm.errors import ArtifactError
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from engines.manifest import EngineEntry, Manifest
+from engines.artifacts.manifest import EngineEntry, Manifest
 from engines.proof.gates import AUTOCAST_RATIO
-from engines.proof.parity import is_current, read
-from engines.proof.tables import number, share_of_limit
+from engines.proof.records import is_current, read
+from engines.show.proof import number, share_of_limit
 from export.stages import DEPLOYED, compiled, sharing
 
 if TYPE_CHECKING:

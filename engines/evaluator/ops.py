@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
-from engines.proof.half import fused_attention
+from engines.evaluator.half import fused_attention
 from ldlm.errors import ArtifactError
 
 # Tensors; NumPy arrays only for dtypes that PyTorch does not have (8 bits and fewer, strings).

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines import keys
-from engines.manifest import PARITY, GraphEntry, Manifest
+from engines.artifacts import ingredients as keys
+from engines.artifacts.manifest import PARITY, GraphEntry, Manifest
 from engines.proof.gates import SIGNAL_LOST
 from ldlm import files
 from ldlm.errors import ArtifactError, ParityError
@@ -108,7 +108,7 @@ class Parity:
     Attributes:
         drift: per precision, the sampler's distance from the reference at every step.
         taps, self_test, ablation: records of what was asked besides; see `Extra`.
-        made_from: per precision, what the proof depends on; see `engines.keys.proof_ingredients`.
+        made_from: per precision, what the proof depends on; see `engines.artifacts.ingredients.proof_ingredients`.
         asked: per precision, what was asked besides.
     """
 

@@ -112,7 +112,7 @@ class GraphEntry:
     """An exported ONNX graph and its external data.
 
     Attributes:
-        made_from: what it depends on; see `engines.keys.graph_ingredients`.
+        made_from: what it depends on; see `engines.artifacts.ingredients.graph_ingredients`.
         evidence: what the checks counted in it.
     """
 
@@ -142,7 +142,7 @@ class EngineEntry:
     """A compiled engine: what it was made from, for which devices and shapes.
 
     Attributes:
-        made_from: what it depends on; see `engines.keys.engine_ingredients`.
+        made_from: what it depends on; see `engines.artifacts.ingredients.engine_ingredients`.
         sms: compute capabilities it runs on, such as "sm89".
         refused: compute capabilities that were asked for and cannot be, with the reason.
         profiles: by name, in the engine's order: allowed sizes per dynamic axis.

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from engines.proof.gates import AUTOCAST_RATIO, STANDS_OUT
-from engines.proof.parity import SAMPLER
+from engines.proof.records import SAMPLER
+from export.equations import TAPS
 from export.precision import ISLANDS
 from export.stages import DEPLOYED, STAGES
-from export.taps import TAPS
 
 Document = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""Would the proof notice? Graphs damaged in every way that we know."""

@@ -1,0 +1,1 @@
+"""How good the text is: a judge's verdict for every runtime and precision."""
