@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engines.artifacts.export import build_artifacts, export_artifacts
+from engines.artifacts.build import build_artifacts
+from engines.artifacts.export import export_artifacts
 from engines.compile.target import rtx_target
-from engines.tensorrt.targets import parse_sms, profiles
+from engines.tensorrt.profiles import profiles
+from engines.tensorrt.targets import parse_sms
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 from ldlm.tokenizer import create

@@ -1,1 +1,1 @@
-"""The artifacts folder on disk: its manifest, what its files were made from, and how they get there."""
+"""The artifacts folder on disk: what it holds, from what, and how files get there."""

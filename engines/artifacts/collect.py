@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.manifest import Manifest
 from ldlm import files
 from ldlm.errors import ArtifactError
@@ -36,7 +36,7 @@ def leftovers(folder: Path) -> list[Leftover]:
     Raises:
         ArtifactError: there are no artifacts, or their manifest is damaged.
     """
-    return _leftovers(folder, manifests.load(folder))
+    return _leftovers(folder, folders.load(folder))
 
 
 def collect(folder: Path) -> list[Leftover]:
@@ -45,8 +45,8 @@ def collect(folder: Path) -> list[Leftover]:
     Raises:
         ArtifactError: as `leftovers`.
     """
-    manifests.load(folder)  # before a lock is made in what may be no folder of ours
-    with manifests.held(folder) as manifest:
+    folders.load(folder)  # before a lock is made in what may be no folder of ours
+    with folders.held(folder) as manifest:
         found = _leftovers(folder, manifest)
         for item in found:
             files.remove(item.path)
@@ -68,8 +68,8 @@ def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
         manifest.policies.pop(precision, None)
         return manifest
 
-    present = manifests.load(folder)
-    paths = sorted(present.listed() - without(manifests.load(folder)).listed())
+    present = folders.load(folder)
+    paths = sorted(present.listed() - without(folders.load(folder)).listed())
     if not paths:
         known = ", ".join(dict.fromkeys(e.precision for e in present.graphs))
         raise ArtifactError("nothing is there in this precision", expected=known, got=precision)
@@ -80,7 +80,7 @@ def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
     ]
     if delete:
         with files.staging_folder(folder) as staging:
-            manifests.commit(folder, staging, without)
+            folders.commit(folder, staging, without)
     return found
 
 

@@ -1,8 +1,8 @@
-"""Filling an artifacts folder: the graphs from a checkpoint, the engines from the graphs.
+"""Filling an artifacts folder with the graphs of a checkpoint.
 
-Only what has changed is made again (`engines.artifacts.ingredients`). Every file appears together with the manifest
-that speaks of it (`engines.artifacts.manifest.commit`), so that a process that dies at any moment leaves the
-old artifact or the new one.
+Only what has changed is made again (`engines.artifacts.ingredients`). Every file appears together
+with the manifest that speaks of it (`engines.artifacts.folder.commit`), so that a process that dies
+at any moment leaves the old artifact or the new one.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.artifacts import ingredients as keys
+from engines.artifacts import folder as folders
+from engines.artifacts import ingredients
 from engines.artifacts import manifest as manifests
-from engines.artifacts.ingredients import Decision, Digests
-from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
-from engines.compile.target import Profiles, Target
-from engines.tensorrt.targets import compilable, require_compilable
+from engines.artifacts.digests import Digests, text_digest
+from engines.artifacts.folder import require_ours
+from engines.artifacts.ingredients import Decision
+from engines.artifacts.manifest import FileEntry, GraphEntry, Manifest
 from export.precision import policy
-from export.stages import COMPILED, DEPLOYED, sharing, stage
+from export.stages import DEPLOYED, sharing
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm import tokenizer as tokenizers
@@ -32,7 +33,9 @@ from ldlm.errors import ArtifactError, CheckpointError
 if TYPE_CHECKING:
     from ldlm.model import LDLM
 
-TOOLS = dict.fromkeys([*keys.GRAPH_TOOLS, *keys.ENGINE_TOOLS, *keys.PROOF_TOOLS])
+TOOLS = dict.fromkeys(
+    [*ingredients.GRAPH_TOOLS, *ingredients.ENGINE_TOOLS, *ingredients.PROOF_TOOLS]
+)
 EXPORTS = f"{files.LOCK}-exports"
 Progress = Callable[[str], None]
 
@@ -145,7 +148,7 @@ class Wanted:
     @classmethod
     def of(cls, source: Source, precision: str, weights: str) -> Wanted:
         """What a stage of a checkpoint in a precision depends on."""
-        made_from = keys.graph_ingredients(weights, precision, source.digest, source.config)
+        made_from = ingredients.graph_ingredients(weights, precision, source.digest, source.config)
         return cls(precision, weights, made_from)
 
     def __str__(self) -> str:
@@ -153,9 +156,9 @@ class Wanted:
 
 
 def _replaces(folder: Path, source: Source) -> bool:
-    if not manifests.exists(folder):
+    if not folders.exists(folder):
         return False
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     return bool(manifest.graphs) and not source.is_of(manifest)
 
 
@@ -167,10 +170,10 @@ def _replace(
     progress: Progress,
 ) -> list[Decision]:
     """Export everything beside the old files, then exchange them at one moment."""
-    old = manifests.load(folder)
-    reasons = keys.changes(
-        {"weights": old.checkpoint, "config": keys.text_digest(old.config.to_json())},
-        {"weights": source.digest, "config": keys.text_digest(source.config.to_json())},
+    old = folders.load(folder)
+    reasons = ingredients.changes(
+        {"weights": old.checkpoint, "config": text_digest(old.config.to_json())},
+        {"weights": source.digest, "config": text_digest(source.config.to_json())},
     )
     progress(f"in place of the artifacts of another checkpoint, {old.name}")
     model = _load(source, digests, progress)
@@ -180,7 +183,7 @@ def _replace(
         for item in wanted:
             progress(str(item))
             _put(manifest, item.precision, _export(model, item, staging))
-        manifests.commit(folder, staging, lambda _: manifest)
+        folders.commit(folder, staging, lambda _: manifest)
     _note(folder, digests, manifest.graphs, manifest.tokenizer)
     digests.save()
     for name in (manifests.PARITY, manifests.QUALITY):
@@ -203,7 +206,7 @@ def _update(
         lock = f"{files.LOCK}-{item.precision}-{item.weights}"
         waiting = functools.partial(progress, f"waiting for another export of {item}")
         with files.locked(folder, lock, waiting=waiting):
-            reasons = _graph_reasons(manifests.load(folder), folder, item, digests)
+            reasons = _graph_reasons(folders.load(folder), folder, item, digests)
             decisions.append(Decision(str(item), reasons))
             if not reasons:
                 continue
@@ -211,7 +214,7 @@ def _update(
             progress(str(item))
             with files.staging_folder(folder) as staging:
                 entries = _export(model, item, staging)
-                manifests.commit(folder, staging, _adding(source, item.precision, entries))
+                folders.commit(folder, staging, _adding(source, item.precision, entries))
             _note(folder, digests, entries)
     return decisions
 
@@ -228,13 +231,13 @@ def _note(
 def _begin(folder: Path, source: Source, digests: Digests) -> None:
     """A manifest to add to, and the checkpoint's present tokenizer."""
     with files.locked(folder, f"{files.LOCK}-tokenizer"):
-        if manifests.exists(folder):
-            manifest = manifests.load(folder)
+        if folders.exists(folder):
+            manifest = folders.load(folder)
             entry = manifest.tokenizer
             if source.is_of(manifest) and (
                 source.tokenizer is None
                 if entry is None
-                else entry.sha256 == keys.text_digest(source.tokenizer or "")
+                else entry.sha256 == text_digest(source.tokenizer or "")
                 and digests.is_same(folder / entry.path, entry.sha256)
             ):
                 return
@@ -248,7 +251,7 @@ def _begin(folder: Path, source: Source, digests: Digests) -> None:
                 source.put_tokenizer(staging, manifest)
                 return manifest
 
-            manifest = manifests.commit(folder, staging, change)
+            manifest = folders.commit(folder, staging, change)
         _note(folder, digests, [], manifest.tokenizer)
 
 
@@ -260,7 +263,7 @@ def _graph_reasons(
         entry = manifest.find_graph(wanted.precision, spec.name)
         if entry is None:
             return ("not exported yet",)
-        if changed := keys.changes(entry.made_from, wanted.made_from):
+        if changed := ingredients.changes(entry.made_from, wanted.made_from):
             return changed
         for file in (entry.graph, entry.data):
             if not digests.is_same(folder / file.path, file.sha256):
@@ -312,7 +315,7 @@ def _export(model: LDLM, wanted: Wanted, staging: Path) -> list[GraphEntry]:
 
 def _put(manifest: Manifest, name: str, entries: Sequence[GraphEntry]) -> None:
     manifest.policies[name] = [dataclasses.asdict(rule) for rule in policy(name)]
-    manifest.tools.update(keys.tool_versions(TOOLS))
+    manifest.tools.update(ingredients.tool_versions(TOOLS))
     for entry in entries:
         manifest.put_graph(entry)
 
@@ -328,147 +331,3 @@ def _adding(
         return manifest
 
     return change
-
-
-def build_artifacts(
-    folder: Path,
-    precisions: Sequence[str] | None,
-    target: Target,
-    profiles: Profiles,
-    progress: Callable[[str, int, int], None],
-) -> list[Decision]:
-    """Compile the graphs that engines run with TensorRT, as far as anything has changed.
-
-    Args:
-        folder: the artifacts.
-        precisions: which; None is every exported one that TensorRT takes.
-        target: see `engines.compile.target`.
-        profiles: by name: allowed sizes per dynamic axis, for every stage that has one.
-        progress: told (what, step, steps).
-
-    Returns:
-        For every engine, whether it was built and why.
-
-    Raises:
-        ConfigError: a precision that TensorRT does not take.
-        ArtifactError, EngineBuildError, DiskSpaceError: as the steps.
-    """
-    manifest = manifests.load(folder)
-    exported = manifest.precisions()
-    chosen = precisions or list(filter(compilable, exported)) or exported
-    require_compilable(chosen)
-    # Every input is looked up before the first engine is built.
-    wanted = [manifest.graph(name, compiled) for name in chosen for compiled in COMPILED]
-    digests = Digests(folder)
-    decisions = []
-    for graph in wanted:
-        what = f"{graph.precision} {graph.stage}"
-        lock = f"{files.LOCK}-{target.name}-{graph.precision}-{graph.stage}"
-        waiting = functools.partial(progress, f"waiting for another build of {what}", 0, 1)
-        with files.locked(folder, lock, waiting=waiting):
-            reasons = _update_engine(folder, graph, target, profiles, digests, progress)
-        decisions.append(Decision(what, reasons))
-    digests.save()
-    return decisions
-
-
-def _update_engine(
-    folder: Path,
-    graph: GraphEntry,
-    target: Target,
-    profiles: Profiles,
-    digests: Digests,
-    progress: Callable[[str, int, int], None],
-) -> tuple[str, ...]:
-    """Build an engine if anything has changed; what that was."""
-    manifest = manifests.load(folder)  # it may be newer than `graph`
-    graph = manifest.graph(graph.precision, graph.stage)
-    if not stage(graph.stage).dynamic:
-        profiles = {}
-    made_from = keys.engine_ingredients(graph.graph.sha256, graph.data.sha256, target, profiles)
-    entry = manifest.engine(graph.precision, graph.stage, target.name)
-    reasons = _engine_reasons(folder, entry, made_from, digests)
-    if reasons:
-        file = _build(folder, manifest, graph, target, profiles, made_from, progress)
-        digests.note(folder / file.path, file.sha256)
-    return reasons
-
-
-def _engine_reasons(
-    folder: Path, entry: EngineEntry | None, made_from: Mapping[str, str], digests: Digests
-) -> tuple[str, ...]:
-    """Why an engine must be built; empty if what is there is what would come out."""
-    if entry is None:
-        return ("not built yet",)
-    if changed := keys.changes(entry.made_from, made_from):
-        return changed
-    if not digests.is_same(folder / entry.engine.path, entry.engine.sha256):
-        return (f"{entry.engine.path} is not the file that was made",)
-    return ()
-
-
-def _build(
-    folder: Path,
-    manifest: Manifest,
-    graph: GraphEntry,
-    target: Target,
-    profiles: Profiles,
-    made_from: dict[str, str],
-    progress: Callable[[str, int, int], None],
-) -> FileEntry:
-    what = f"{graph.precision} {graph.stage}"
-    place = Path("engines", graph.precision, target.name, f"{graph.stage}.engine")
-    files.require_space(folder / place, int(1.1 * graph.data.bytes))
-    built = target.build(
-        graph.verified(folder),
-        stage(graph.stage),
-        manifest.config,
-        profiles,
-        lambda phase, step, steps: progress(f"{what}: {phase}", step, steps),
-    )
-    with files.staging_folder(folder) as staging:
-        path = staging / place
-        with files.disk_errors(folder / place):
-            path.parent.mkdir(parents=True)
-            path.write_bytes(built.plan)
-        entry = EngineEntry(
-            stage=graph.stage,
-            precision=graph.precision,
-            target=target.name,
-            engine=FileEntry.of(staging, path),
-            made_from=made_from,
-            sms=built.sms,
-            refused=built.refused,
-            profiles={name: dict(axes) for name, axes in profiles.items()},
-            builder=built.builder,
-            seconds=round(built.seconds, 2),
-        )
-        manifests.commit(folder, staging, lambda present: _with_engine(folder, present, entry))
-    return entry.engine
-
-
-def _with_engine(folder: Path, manifest: Manifest | None, entry: EngineEntry) -> Manifest:
-    if manifest is None:
-        raise ArtifactError("the artifacts were removed while an engine was built", got=folder)
-    manifest.put_engine(entry)
-    # No build would ever replace an engine of a stage that is compiled no more.
-    manifest.engines = [e for e in manifest.engines if e.stage in COMPILED]
-    return manifest
-
-
-def require_ours(folder: Path) -> None:
-    """Refuse to write artifacts among other files.
-
-    Raises:
-        ArtifactError: the folder exists, is not empty and has no manifest.
-    """
-    if manifests.exists(folder) or not folder.exists():
-        return
-    ours = (files.LOCK, files.PARTIAL, files.COMMIT, Digests.NAME)
-    if not folder.is_dir() or any(not p.name.startswith(ours) for p in folder.iterdir()):
-        raise ArtifactError(
-            f"{folder} is in the way",
-            expected="nothing, or an artifacts folder",
-            got="something else",
-            remedy="choose another --out",
-        )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.manifest import EngineEntry, Manifest
 from ldlm import files
 from ldlm.errors import ArtifactError
@@ -29,7 +29,7 @@ def describe(path: Path) -> Document:
         ArtifactError: it is none of them, or damaged.
     """
     if path.is_dir():
-        return _folder(manifests.load(path))
+        return _folder(folders.load(path))
     if path.is_file() and path.suffix == ".onnx":
         return _graph(path)
     if path.is_file() and path.suffix == ".engine":
@@ -159,11 +159,11 @@ def _engine(path: Path) -> Document:
 
 def _home(path: Path, kind: str) -> Document | str:
     """What the manifest above a file says of it."""
-    folder = next((p for p in path.resolve().parents if manifests.exists(p)), None)
+    folder = next((p for p in path.resolve().parents if folders.exists(p)), None)
     if folder is None:
         return "none above this file"
     try:
-        manifest = manifests.load(folder)
+        manifest = folders.load(folder)
     except ArtifactError as error:  # another program's, perhaps
         return f"not readable: {error.problem}"
     name = path.resolve().relative_to(folder).as_posix()

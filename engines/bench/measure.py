@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.bench.peers import MATMUL, parse
 from engines.tensorrt.library import LIBRARIES
 from export.precision import is_integer, policy
@@ -156,7 +156,7 @@ def bench(
         ConfigError: something is asked that cannot be.
         BenchError: a peer does not run here.
     """
-    config = manifests.load(folder).config
+    config = folders.load(folder).config
     _require(config, peers, cases, rounds, seconds)
     load = round(os.getloadavg()[0], 2)  # others' work at the start makes every figure doubtful
     turns, total = 0, len(cases) * len(peers) * (rounds + 1)
@@ -187,7 +187,7 @@ def bench(
         "matmul_gflops": round(rate / 1e9, 1),
     }
     asked = {"peers": list(peers), "rounds": rounds, "seconds": seconds}
-    return {"bench": manifests.load(folder).name, "machine": machine, **asked, "rows": rows}
+    return {"bench": folders.load(folder).name, "machine": machine, **asked, "rows": rows}
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.manifest import Manifest
 from ldlm.errors import ConfigError
 from ldlm.sampler import Stages, plain_loop
@@ -77,7 +77,7 @@ def load(name: str, folder: Path, checkpoint: Path) -> Peer:
         ConfigError, ArtifactError, ProviderError: it cannot run here.
     """
     kind, precision = parse(name)
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     if kind.startswith("torch"):
         return _torch(kind, checkpoint, manifest)
     from engines.runtime.load import load_stages
@@ -99,7 +99,7 @@ def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Peer:
     from export.stages import DEPLOYED, stage
     from ldlm.model import LDLM
 
-    manifests.require_origin(manifest, checkpoint)
+    folders.require_origin(manifest, checkpoint)
     # Past the limit torch.compile would run eagerly, and say so on stderr alone.
     torch._dynamo.config.recompile_limit = 1024
     model = LDLM.from_checkpoint(checkpoint).eval().requires_grad_(False)

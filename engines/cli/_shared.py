@@ -19,10 +19,8 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
-from rich.text import Text
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.ingredients import Decision
 from engines.memory import peak_bytes, reset_peak
 from ldlm.errors import ConfigError
@@ -140,18 +138,6 @@ def record(folder: Path, command: str, decisions: Sequence[Decision], run: dict[
     made = sum(bool(decision.reasons) for decision in decisions)
     if not made:
         return f"nothing has changed, {len(decisions)} kept"
-    with manifests.updated(folder) as manifest:
+    with folders.updated(folder) as manifest:
         manifest.runs[command] = run
     return f"{made} made, {len(decisions) - made} kept"
-
-
-def decisions_table(command: str, decisions: Sequence[Decision]) -> Table:
-    """What was made, what was kept, and why."""
-    table = Table(title=f"{command}: what was done, and why")
-    for column in ("file", "done", "because"):
-        table.add_column(column, overflow="fold")
-    for decision in decisions:
-        because = "; ".join(decision.reasons) or "nothing that it depends on has changed"
-        done = "made" if decision.reasons else "kept"
-        table.add_row(decision.what, done, Text(because))
-    return table

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.cli._shared import ArtifactsFolder, names, out, steps
 from ldlm.errors import ConfigError
 
@@ -43,7 +43,7 @@ def command(
     from engines.show.bench import plot as draw
     from ldlm import files
 
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     config = manifest.config
     default = [n for n in (64, 256, 1024) if n <= config.n_positions] or [config.n_positions]
     lengths = default if length is None else _integers(length, "--length")

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.cli._shared import (
     EXPLAIN,
     ArtifactsFolder,
-    decisions_table,
     measured,
     names,
     numbers,
@@ -21,9 +20,11 @@ from engines.cli._shared import (
     steps,
 )
 from engines.compile.target import Target, rtx_target, trt_target
+from engines.show.decisions import decisions_table
 from engines.show.summary import summary_table
 from engines.tensorrt.library import LIBRARIES
-from engines.tensorrt.targets import PROFILES, RTX, parse_sms, profiles
+from engines.tensorrt.profiles import PROFILES, profiles
+from engines.tensorrt.targets import RTX, parse_sms
 from ldlm.errors import ConfigError
 
 
@@ -64,10 +65,10 @@ def command(
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Compile the engines that have changed, and show what the folder holds."""
-    from engines.artifacts.export import build_artifacts
+    from engines.artifacts.build import build_artifacts
 
     chosen = chosen_target(target, sm, unfused=unfused)
-    config = manifests.load(folder).config
+    config = folders.load(folder).config
     wanted = None if profile is None else names(profile)
     ranges = profiles(config, wanted, numbers(batch, "--batch"), numbers(length, "--length"))
     with measured("build") as run, steps() as progress:
@@ -81,7 +82,7 @@ def command(
     done = record(folder, "build", decisions, run)
     if explain:
         out.print(decisions_table("build", decisions))
-    out.print(summary_table(folder, manifests.load(folder)))
+    out.print(summary_table(folder, folders.load(folder)))
     say(f"{folder}: {done}")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.cli._shared import ArtifactsFolder, measured, names, out, precisions, steps
 
 
@@ -42,7 +42,7 @@ def command(
     from ldlm.sampler import SampleRequest
     from ldlm.schedule import TangentSchedule
 
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     config = manifest.config
     request = SampleRequest(
         d_model=config.d_model,
@@ -54,18 +54,19 @@ def command(
         seed=seed,
         schedule=TangentSchedule(config.tangent_d, config.t_min),
     )
-    from engines.quality.evaluate import evaluate, load_judge, save
-    from engines.show.summary import quality_table
+    from engines.quality.evaluate import evaluate, save
+    from engines.quality.judge import load_judge
+    from engines.show.quality import quality_table
 
     chosen = precisions(precision) if precision is not None else manifest.precisions()
-    manifests.require_origin(manifest, checkpoint)
+    folders.require_origin(manifest, checkpoint)
     verdict = load_judge(judge)
     with measured("evaluate") as run, steps() as progress:
         rows = evaluate(
             folder, manifest, checkpoint, chosen, request, verdict, progress, names(runtime)
         )
     document = save(folder, manifest, rows, request)
-    with manifests.updated(folder) as manifest:
+    with folders.updated(folder) as manifest:
         manifest.runs["evaluate"] = run
     if as_json:
         out.print_json(json.dumps(document))

@@ -10,7 +10,6 @@ from engines.cli._shared import (
     EXPLAIN,
     CheckpointFolder,
     OutFolder,
-    decisions_table,
     default_artifacts,
     measured,
     out,
@@ -19,6 +18,7 @@ from engines.cli._shared import (
     say,
     spinner,
 )
+from engines.show.decisions import decisions_table
 
 
 def command(

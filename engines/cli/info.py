@@ -21,7 +21,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show every component, its calculation, its parameters and the published value."""
-    from engines.show.summary import account_table
+    from engines.show.account import account_table
     from ldlm.account import account
     from ldlm.checkpoint import WEIGHTS, model_shapes, read_config, read_header, require_tensors
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.cli._shared import ArtifactsFolder, err, out, steps
 from ldlm.errors import ConfigError, SamplerError
 
@@ -49,7 +49,7 @@ def command(
     from ldlm.sampler import SampleRequest, sample
     from ldlm.schedule import TangentSchedule
 
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     config = manifest.config
     length = min(64, config.n_positions) if length is None else length
     if length > config.n_positions:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from engines.artifacts import manifest as manifests
-from engines.artifacts.ingredients import Digests
+from engines.artifacts import folder as folders
+from engines.artifacts.digests import Digests
 from engines.artifacts.manifest import Manifest
 from engines.cli._shared import ArtifactsFolder, err, measured, out, precisions, spinner
 from engines.proof.records import Extra, Parity, read, reasons
@@ -72,9 +72,9 @@ def measure(
     folder: Path, checkpoint: Path, precision: str | None, extra: Extra, *, again: bool = False
 ) -> tuple[dict[str, Any] | None, Parity | None]:
     """parity.json, and the proof where something had to be measured."""
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     digests = Digests(folder)
-    manifests.require_origin(manifest, checkpoint, digests.of)
+    folders.require_origin(manifest, checkpoint, digests.of)
     digests.save()
     document = read(folder)
     chosen = precisions(precision) if precision is not None else _exported(manifest, extra)
@@ -93,7 +93,7 @@ def measure(
             model = LDLM.from_checkpoint(checkpoint)
             parity = verify(folder, manifest, model, stale, progress, extra)
         document = parity.save(folder, manifest)
-        with manifests.updated(folder) as manifest:
+        with folders.updated(folder) as manifest:
             manifest.runs["verify"] = run
     else:
         err.print("nothing has changed since this was verified (ldlm verify --again measures anew)")

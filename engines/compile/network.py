@@ -45,31 +45,6 @@ class BuiltEngine:
     seconds: float
 
 
-def make_logger(trt: Any, warn: Callable[[str], None] = lambda _: None) -> Any:
-    """A logger that keeps warnings and errors for our own messages.
-
-    Args:
-        trt: the library's module.
-        warn: told every warning as it comes.
-    """
-
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.errors: list[str] = []
-            self.warnings: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.Severity.ERROR:
-                self.errors.append(message)
-            elif severity == trt.ILogger.Severity.WARNING:
-                self.warnings.append(message)
-                warn(message)
-            log.debug("%s", message)
-
-    return Logger()
-
-
 def make_monitor(trt: Any, progress: Progress | None) -> Any:
     """Hands TensorRT's progress to a callback; an exception there stops the build.
 

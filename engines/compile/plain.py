@@ -16,15 +16,15 @@ from engines.compile.network import (
     allow_float32_attention,
     builder_settings,
     held_signals,
-    make_logger,
     make_monitor,
     parse,
     require_plan,
     shapes,
     signals,
 )
-from engines.runtime.trt import cache_file
+from engines.tensorrt.cache import cache_file
 from engines.tensorrt.device import Device
+from engines.tensorrt.library import make_logger
 from export.stages import AxisRange, StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig

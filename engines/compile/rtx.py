@@ -23,13 +23,13 @@ from engines.compile.network import (
     builder_settings,
     held_signals,
     layers,
-    make_logger,
     make_monitor,
     parse,
     require_plan,
     shapes,
     signals,
 )
+from engines.tensorrt.library import make_logger
 from engines.tensorrt.targets import NO_BFLOAT16, NO_FLOAT32_MATMUL
 from export.stages import AxisRange, StageSpec
 from ldlm.config import LDLMConfig

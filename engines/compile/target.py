@@ -79,9 +79,9 @@ def trt_target(*, unfused: bool = False) -> Target:
     Raises:
         ProviderError: no library, no driver or no GPU.
     """
-    from engines.runtime.engine_file import target_of
     from engines.tensorrt.device import Cuda
     from engines.tensorrt.library import load_library
+    from engines.tensorrt.targets import target_of
 
     trt, device = load_library("trt"), Cuda()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.artifacts import ingredients as keys
+from engines.artifacts import ingredients
 from engines.artifacts.manifest import PARITY, GraphEntry, Manifest
 from engines.proof.gates import SIGNAL_LOST
 from ldlm import files
@@ -108,7 +108,8 @@ class Parity:
     Attributes:
         drift: per precision, the sampler's distance from the reference at every step.
         taps, self_test, ablation: records of what was asked besides; see `Extra`.
-        made_from: per precision, what the proof depends on; see `engines.artifacts.ingredients.proof_ingredients`.
+        made_from: per precision, what the proof depends on; see
+            `engines.artifacts.ingredients.proof_ingredients`.
         asked: per precision, what was asked besides.
     """
 
@@ -119,7 +120,7 @@ class Parity:
     taps: list[dict[str, Any]] = field(default_factory=list)
     self_test: list[dict[str, Any]] = field(default_factory=list)
     ablation: list[dict[str, Any]] = field(default_factory=list)
-    made_from: dict[str, keys.Ingredients] = field(default_factory=dict)
+    made_from: dict[str, ingredients.Ingredients] = field(default_factory=dict)
     asked: dict[str, list[str]] = field(default_factory=dict)
 
     def failures(self) -> list[Line]:
@@ -243,10 +244,10 @@ def reasons(
         return ("engines are compared whenever it is asked",)
     if document is None or precision not in document["made_from"]:
         return ("not verified yet",)
-    wanted = keys.proof_ingredients(
+    wanted = ingredients.proof_ingredients(
         identities(manifest, precision), manifest.checkpoint, manifest.config
     )
-    if changed := keys.changes(document["made_from"][precision], wanted):
+    if changed := ingredients.changes(document["made_from"][precision], wanted):
         return changed
     asked = document["asked"][precision]
     if missing := [name for name in extra.asked() if name not in asked]:
@@ -256,7 +257,7 @@ def reasons(
 
 
 def is_current(manifest: Manifest, graphs: dict[str, str], keys: Iterable[str]) -> bool:
-    """Whether a proof of `graphs` speaks of the present files under all these keys."""
+    """Whether a proof of `graphs` speaks of the present files under all these ingredients."""
     present = {f"{e.precision}/{e.stage}": identity(e) for e in manifest.graphs}
     return all(key in graphs and graphs[key] == present.get(key) for key in keys)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from engines.artifacts import ingredients as keys
+from engines.artifacts import ingredients
 from engines.artifacts.manifest import Manifest
 from engines.proof import islands, taps
 from engines.proof.ablate import ablate, half_ones
@@ -64,7 +64,7 @@ def verify(
     for name in precisions:
         graphs = identities(manifest, name)
         parity.graphs |= graphs
-        parity.made_from[name] = keys.proof_ingredients(
+        parity.made_from[name] = ingredients.proof_ingredients(
             graphs, manifest.checkpoint, manifest.config
         )
         parity.asked[name] = extra.asked()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from engines.artifacts.manifest import QUALITY, Manifest
 from engines.proof.records import identity
+from engines.quality.judge import Judge
 from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
 from export.precision import INTEGER, policy, product_dtype
 from export.stages import DEPLOYED
@@ -42,19 +41,6 @@ CANNOT: dict[str, tuple[str, ...]] = {
     "float32": ("evaluator",),
     INTEGER: tuple(runtime for runtime in RUNTIMES if runtime != "ort"),
 }
-
-
-@dataclass(frozen=True)
-class Judge:
-    """What decides about a text.
-
-    Attributes:
-        accepts: whether a text is right.
-        seen: the texts that the model was trained on.
-    """
-
-    accepts: Callable[[str], bool]
-    seen: Collection[str]
 
 
 @dataclass(frozen=True)
@@ -99,36 +85,6 @@ class Quality:
     mean_words: float
     agreement: float
     same: float
-
-
-def load_judge(path: Path) -> Judge:
-    """A judge from a Python file that defines `accepts(text)` and `seen()`.
-
-    `accepts` says whether a text is right; `seen` returns the texts that were trained on. The file
-    is executed: it is the user's own.
-
-    Raises:
-        ConfigError: it is not there, does not run, or does not define both.
-    """
-    spec = importlib.util.spec_from_file_location("judge", path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise ConfigError("no judge there", expected="a Python file, *.py", got=path)
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))  # a judge may have files beside it
-    try:
-        spec.loader.exec_module(module)
-        judge = Judge(module.accepts, frozenset(module.seen()))
-        judge.accepts("")
-    except Exception as error:  # whatever a user's file raises
-        raise ConfigError(
-            f"{path} is not a usable judge",
-            expected="a file that defines accepts(text) -> bool and seen() -> texts",
-            got=f"{type(error).__name__}: {error}",
-            remedy="mend the file, or install what it imports",
-        ) from error
-    finally:
-        sys.path.remove(str(path.parent))
-    return judge
 
 
 def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[str, str]]:

@@ -9,13 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from engines.artifacts.manifest import EngineEntry, Manifest, read
-from engines.tensorrt.targets import NO_RTX, RTX
+from engines.tensorrt.targets import NO_RTX, target_of
 from ldlm.errors import ArtifactError
-
-
-def target_of(library: str, sm: str) -> str:
-    """The manifest's name of a build target: one file for all GPUs, or one per GPU."""
-    return RTX if library == "rtx" else f"{library}-{sm}"
 
 
 def checked_engine(

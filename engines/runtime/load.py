@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.artifacts.manifest import TOKENIZER, Manifest, require_origin
+from engines.artifacts.folder import require_origin
+from engines.artifacts.manifest import TOKENIZER, Manifest
 from engines.tensorrt.library import LIBRARIES
 from export.precision import is_integer, policy
 from export.stages import COMPILED, DEPLOYED, sharing, stage

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from engines.artifacts.manifest import Manifest
 from engines.runtime.engine_file import checked_engine
-from engines.runtime.trt import RuntimeCache, TrtRuntime
+from engines.runtime.trt import TrtRuntime
+from engines.tensorrt.cache import RuntimeCache
 from engines.tensorrt.device import DeviceArray, Foreign, foreign
-from engines.tensorrt.targets import fitting
+from engines.tensorrt.profiles import fitting
 from export.stages import DYNAMIC, AxisRange, StageSpec, check_inputs, stage
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, EngineRunError, StageInputError

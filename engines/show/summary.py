@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,55 +15,9 @@ from engines.show.proof import number, share_of_limit
 from export.stages import DEPLOYED, compiled, sharing
 
 if TYPE_CHECKING:
-    from ldlm.account import Line
+    pass
 
 MB = 1e6
-
-
-def account_table(lines: Iterable[Line]) -> Table:
-    """Component, calculation, parameters and the published value beside it."""
-    table = Table(
-        title="Parameters",
-        caption=(
-            "published: seeds of the paper's page; the split between the four parts is a\n"
-            "reconstruction that meets both published totals"
-        ),
-    )
-    table.add_column("component")
-    table.add_column("calculation", overflow="fold")
-    table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("published", justify="right", no_wrap=True)
-    for line in lines:
-        published = "" if line.published is None else f"{line.published:,}"
-        if line.published is not None:
-            same = line.published == line.parameters
-            published = f"[green]{published} =[/]" if same else f"[yellow]{published} ≠[/]"
-        table.add_row(line.component, line.calculation, f"{line.parameters:,}", published)
-    return table
-
-
-def quality_table(quality: dict[str, Any]) -> Table:
-    """The judge's verdict per runtime and precision, with 95 % intervals."""
-    table = Table(
-        title="Quality of the text, on the same noise",
-        caption=f"{quality['steps']} steps of {quality['solver']}, seed {quality['seed']}; "
-        "95 % intervals (Wilson); unseen: of the accepted; agreement: with PyTorch fp32",
-    )
-    for column in ("runtime", "precision", "samples"):
-        table.add_column(column)
-    for column in ("accepted %", "unseen %", "distinct", "words", "agreement", "same texts"):
-        table.add_column(column, justify="right")
-
-    def share(value: dict[str, float]) -> str:
-        return f"{100 * value['value']:.1f} ({100 * value['low']:.1f}..{100 * value['high']:.1f})"
-
-    for row in quality["rows"]:
-        table.add_row(
-            row["runtime"], row["precision"], str(row["samples"]),
-            share(row["accepted"]), share(row["unseen"]), str(row["distinct"]),
-            f"{row['mean_words']:.1f}", f"{row['agreement']:.4f}", f"{row['same']:.3f}",
-        )  # fmt: skip
-    return table
 
 
 def summary_table(folder: Path, manifest: Manifest) -> Table:

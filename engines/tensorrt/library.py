@@ -6,10 +6,14 @@ That one is absent is an error with the command that installs it.
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ldlm.errors import ProviderError, installs
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,28 @@ def load_library(name: str) -> Any:
             got=str(error),
             remedy=installs(library.extra),
         ) from error
+
+
+def make_logger(trt: Any, warn: Callable[[str], None] = lambda _: None) -> Any:
+    """A logger that keeps warnings and errors for our own messages.
+
+    Args:
+        trt: the library's module.
+        warn: told every warning as it comes.
+    """
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.Severity.ERROR:
+                self.errors.append(message)
+            elif severity == trt.ILogger.Severity.WARNING:
+                self.warnings.append(message)
+                warn(message)
+            log.debug("%s", message)
+
+    return Logger()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from ldlm import files
 
 pytestmark = pytest.mark.base
@@ -36,7 +36,7 @@ def test_from_checkpoint_to_engines_and_text(tmp_path: Path) -> None:
     parity = json.loads(ldlm("verify", folder, "--checkpoint", checkpoint, "--json"))
     shown = ldlm("build", folder)
 
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     assert manifest.config.vocab_size == 50259
     held = {(e.precision, e.stage): e.evidence["parameter_bytes"] for e in manifest.graphs}
     # Stage parameters and tables: the sizes of section 5 of the model's account, 4 bytes each.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.bench import measure
 from engines.bench.measure import Case, Samples, Worker, bench, flops
 from engines.bench.peers import Peer, default_peers, parse
@@ -43,7 +43,7 @@ def printed(small_artifacts: Path, small_checkpoint: Path, tmp_path_factory) -> 
 
 
 def test_int8_is_measured_where_it_can_be(int8_artifacts: Path, small_artifacts: Path) -> None:
-    with_it, without = manifests.load(int8_artifacts), manifests.load(small_artifacts)
+    with_it, without = folders.load(int8_artifacts), folders.load(small_artifacts)
     assert default_peers(with_it, [1]) == [*default_peers(without, [1]), "ort:int8"]
     assert default_peers(with_it, [1, 8]) == default_peers(without, [1])
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engines.cli import main
-from engines.quality.evaluate import JUDGED, Share, _before_end, load_judge, runs_of
-from engines.show.summary import quality_table
+from engines.quality.evaluate import JUDGED, Share, _before_end, runs_of
+from engines.quality.judge import load_judge
+from engines.show.quality import quality_table
 from ldlm.errors import ConfigError
 
 JUDGE = """

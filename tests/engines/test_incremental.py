@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 import stub_export
 
-from engines.artifacts import ingredients as keys
-from engines.artifacts import manifest as manifests
-from engines.artifacts.export import build_artifacts, export_artifacts
-from engines.artifacts.ingredients import Decision, Digests, closure, source_digest
+from engines.artifacts import code, ingredients
+from engines.artifacts import folder as folders
+from engines.artifacts.build import build_artifacts
+from engines.artifacts.code import closure, source_digest
+from engines.artifacts.digests import Digests
+from engines.artifacts.export import export_artifacts
+from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import FileEntry
 from engines.compile.target import rtx_target
 from engines.proof.records import Extra, Parity, reasons
-from engines.tensorrt.targets import profiles
+from engines.tensorrt.profiles import profiles
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 
@@ -107,7 +110,7 @@ def test_other_weights_make_everything_again(
     initialise(LDLM(CONFIG), seed=1).save_checkpoint(tmp_path / "other")
     done = export_artifacts(tmp_path / "other", made, ["fp16"], lambda _: None)
     assert why(done) == {("weights changed",)}
-    manifest = manifests.load(made)
+    manifest = folders.load(made)
     assert {e.precision for e in manifest.graphs} == {"fp16"}
     assert manifest.engines == []
     assert not list(made.rglob("*.engine"))
@@ -131,13 +134,13 @@ def test_another_tool_makes_what_it_made_again(
     def newer(package: str) -> Callable[[str], str]:
         return lambda name: "99.0" if name == package else original(name)
 
-    original = keys.version
-    monkeypatch.setattr(keys, "version", newer("tensorrt-rtx"))
+    original = ingredients.version
+    monkeypatch.setattr(ingredients, "version", newer("tensorrt-rtx"))
     assert why(export(own_checkpoint, made)) == {()}
     ((reason,),) = why(build(made))
     assert reason.startswith("tensorrt-rtx: ")
     assert reason.endswith("-> 99.0")
-    monkeypatch.setattr(keys, "version", newer("torch"))
+    monkeypatch.setattr(ingredients, "version", newer("torch"))
     ((reason,),) = why(export(own_checkpoint, made))
     assert reason.startswith("torch: ")
 
@@ -145,9 +148,9 @@ def test_another_tool_makes_what_it_made_again(
 def test_a_policy_that_changed(
     made: Path, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = {name: keys.policy(name) for name in ("fp32", "fp16")}
+    rules = {name: ingredients.policy(name) for name in ("fp32", "fp16")}
     monkeypatch.setattr(
-        keys, "policy", lambda name: rules["fp32"] if name == "fp16" else rules[name]
+        ingredients, "policy", lambda name: rules["fp32"] if name == "fp16" else rules[name]
     )
     found = {d.what.partition(" ")[0]: d.reasons for d in export(own_checkpoint, made)}
     assert found == {"fp32": (), "fp16": ("policy changed",)}
@@ -168,13 +171,13 @@ def test_a_file_that_was_touched_is_made_again(made: Path, own_checkpoint: Path)
 
 
 def test_an_engine_that_is_compiled_no_more_goes_with_the_next(made: Path) -> None:
-    manifest = manifests.load(made)
+    manifest = folders.load(made)
     entry = manifest.engine("fp16", "denoiser_step", "rtx")
     source = manifest.graph("fp16", "denoiser")
     path = made / "engines" / "fp16" / "rtx" / "denoiser.engine"
     path.write_bytes(b"older")
     origin = {"graph": source.graph.sha256, "graph's weights": source.data.sha256}
-    with manifests.updated(made) as manifest:
+    with folders.updated(made) as manifest:
         manifest.put_engine(
             dataclasses.replace(
                 entry, stage="denoiser", engine=FileEntry.of(made, path), made_from=origin
@@ -184,7 +187,7 @@ def test_an_engine_that_is_compiled_no_more_goes_with_the_next(made: Path) -> No
     assert path.exists()
     build(made, ("sm80",))
     assert not path.exists()
-    assert len(manifests.load(made).engines) == 8
+    assert len(folders.load(made).engines) == 8
 
 
 def test_a_tokenizer_that_changed_is_all_that_is_written(made: Path, own_checkpoint: Path) -> None:
@@ -193,7 +196,7 @@ def test_a_tokenizer_that_changed_is_all_that_is_written(made: Path, own_checkpo
     before = files.sha256(made / "tokenizer.json")
     assert why(export(own_checkpoint, made)) == {()}
     assert files.sha256(made / "tokenizer.json") != before
-    assert len(manifests.load(made).engines) == 8
+    assert len(folders.load(made).engines) == 8
 
 
 def test_hashes_are_remembered_until_the_file_changes(
@@ -228,16 +231,16 @@ def test_a_file_that_is_too_young_is_not_remembered(tmp_path: Path) -> None:
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the packages' code that a test may edit."""
     copies = {
-        name: Path(shutil.copytree(path, tmp_path / name)) for name, path in keys.PACKAGES.items()
+        name: Path(shutil.copytree(path, tmp_path / name)) for name, path in code.PACKAGES.items()
     }
-    monkeypatch.setattr(keys, "PACKAGES", copies)
+    monkeypatch.setattr(code, "PACKAGES", copies)
     clear()
     yield tmp_path
     clear()
 
 
 def clear() -> None:
-    for function in (keys.closure, keys._code, keys._imports):
+    for function in (code.closure, code._code, code._imports):
         function.cache_clear()
 
 
@@ -283,12 +286,14 @@ def test_the_exporter_counts_for_every_graph(sources: Path) -> None:
 
 
 def test_a_proof_stands_until_something_it_depends_on_changes(small_artifacts: Path) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     from engines.proof.records import identities
 
     graphs = identities(manifest, "fp16")
     proof = Parity([], graphs)
-    proof.made_from["fp16"] = keys.proof_ingredients(graphs, manifest.checkpoint, manifest.config)
+    proof.made_from["fp16"] = ingredients.proof_ingredients(
+        graphs, manifest.checkpoint, manifest.config
+    )
     proof.asked["fp16"] = Extra(stress=True, sampler_steps=64).asked()
     document = proof.document()
     assert reasons(document, manifest, "fp16", Extra()) == ()

@@ -11,8 +11,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from engines.artifacts import folder as folders
 from engines.artifacts import manifest as manifests
-from engines.artifacts.export import build_artifacts
+from engines.artifacts.build import build_artifacts
 from engines.compile.target import rtx_target
 from engines.proof.drift import drift
 from engines.proof.gates import SIGNAL_LOST, precision_limit
@@ -21,7 +22,8 @@ from engines.proof.stress import stressed
 from engines.proof.verify import verify
 from engines.quality.evaluate import runs_of
 from engines.runtime.load import load_stages
-from engines.tensorrt.targets import parse_sms, profiles
+from engines.tensorrt.profiles import profiles
+from engines.tensorrt.targets import parse_sms
 from ldlm import LDLM
 from ldlm.errors import ConfigError
 from ldlm.noise import NoiseStream
@@ -32,7 +34,7 @@ from ldlm.solvers import step_table
 
 @pytest.fixture(scope="module")
 def parity(int8_artifacts: Path, small: LDLM) -> Parity:
-    return verify(int8_artifacts, manifests.load(int8_artifacts), small, ["int8"])
+    return verify(int8_artifacts, folders.load(int8_artifacts), small, ["int8"])
 
 
 def lines(parity: Parity, stage: str) -> dict[str, Line]:
@@ -131,7 +133,7 @@ def test_an_error_as_large_as_the_signal_is_no_precision() -> None:
 
 
 def test_the_sampler_drifts_no_more_than_pytorchs(int8_artifacts: Path, small: LDLM) -> None:
-    manifest = manifests.load(int8_artifacts)
+    manifest = folders.load(int8_artifacts)
     found, curves = drift(int8_artifacts, manifest, small, ["int8"], steps=40, length=8)
     assert all(line.passed for line in found)
     assert min(curves["int8"]) > 1e-4
@@ -145,7 +147,7 @@ def request(**fields: object) -> SampleRequest:
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_batch_changes_no_text(int8_artifacts: Path, plain: bool) -> None:
     stages = load_stages(
-        int8_artifacts, manifests.load(int8_artifacts), precision="int8", plain=plain
+        int8_artifacts, folders.load(int8_artifacts), precision="int8", plain=plain
     )
     together, apart = (sample(stages, request(batch_size=size)) for size in (3, 1))
     assert np.array_equal(together, apart)
@@ -153,7 +155,7 @@ def test_a_batch_changes_no_text(int8_artifacts: Path, plain: bool) -> None:
 
 def test_together_they_would_change_one_another(int8_artifacts: Path) -> None:
     """Why every sample goes through by itself: the scale is one for all of a call."""
-    stages = load_stages(int8_artifacts, manifests.load(int8_artifacts), precision="int8")
+    stages = load_stages(int8_artifacts, folders.load(int8_artifacts), precision="int8")
     assert stages.alone
     assert stages.loop is not None
     schedule = TangentSchedule()
@@ -164,7 +166,7 @@ def test_together_they_would_change_one_another(int8_artifacts: Path) -> None:
 
 
 def test_what_it_is_not_for(int8_artifacts: Path, small: LDLM) -> None:
-    manifest = manifests.load(int8_artifacts)
+    manifest = folders.load(int8_artifacts)
     target = rtx_target(parse_sms("80"))
     with pytest.raises(ConfigError, match="no engines are built"):
         build_artifacts(int8_artifacts, ["int8"], target, profiles(small.config), lambda *_: None)
@@ -185,7 +187,7 @@ def test_what_it_is_not_for(int8_artifacts: Path, small: LDLM) -> None:
 ])  # fmt: skip
 def test_other_runtimes_are_refused(int8_artifacts: Path, where: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="for ONNX Runtime on the CPU"):
-        load_stages(int8_artifacts, manifests.load(int8_artifacts), precision="int8", **where)
+        load_stages(int8_artifacts, folders.load(int8_artifacts), precision="int8", **where)
 
 
 def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
@@ -202,7 +204,7 @@ def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
 
     monkeypatch.setattr("engines.proof.verify.verify", verified)
     monkeypatch.setattr(Parity, "save", lambda *_: {})
-    monkeypatch.setattr(manifests, "updated", lambda folder: nullcontext(manifests.load(folder)))
+    monkeypatch.setattr(manifests, "updated", lambda folder: nullcontext(folders.load(folder)))
     for extra in (Extra(self_test=True), Extra(taps=True), Extra(runtime="rtx"), Extra()):
         command.measure(int8_artifacts, small_checkpoint, None, extra, again=True)
     floats = ["fp32", "fp16", "bf16"]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import stub_export
 
+from engines.artifacts import folder as folders
 from engines.artifacts import manifest as manifests
 from engines.artifacts.collect import collect, leftovers
 from export.stages import COMPILED, DEPLOYED, sharing
@@ -51,7 +52,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 def weights_of(folder: Path) -> str:
     """The checkpoint that every file of the folder is of; fails on any that is torn or mixed."""
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     for entry in manifest.graphs:
         entry.verified(folder)
         assert entry.made_from["weights"] == manifest.checkpoint
@@ -84,7 +85,7 @@ def test_killed_at_thirty_moments(checkpoints: list[Path], tmp_path: Path) -> No
         process.wait()
         after = weights_of(folder)
         assert after in (before, hashes[wanted]), number
-        graphs = manifests.load(folder).graphs
+        graphs = folders.load(folder).graphs
         assert len(graphs) == graphs_in("fp32") + graphs_in("fp16"), (
             "all stages and precisions of one checkpoint"
         )
@@ -92,7 +93,7 @@ def test_killed_at_thirty_moments(checkpoints: list[Path], tmp_path: Path) -> No
     assert sum(outcomes.values()) == KILLS
     finish(start(checkpoints[1], folder, "fp32,fp16", log))
     assert weights_of(folder) == hashes[1]
-    assert len(manifests.load(folder).engines) == 2 * len(COMPILED)
+    assert len(folders.load(folder).engines) == 2 * len(COMPILED)
     collect(folder)
     assert not leftovers(folder)
     print(dict(outcomes))  # noqa: T201
@@ -102,13 +103,13 @@ def test_a_commit_that_was_cut_is_finished(checkpoints: list[Path], tmp_path: Pa
     """Killed between the moment of the commit and the last move: the next reader goes on."""
     folder, log = tmp_path / "artifacts", tmp_path / "log"
     finish(start(checkpoints[0], folder, "fp32", log))
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     manifest.runs["marker"] = {"seconds": 1.0}
     cut = folder / files.COMMIT
     (cut / "onnx" / "fp32").mkdir(parents=True)
     (cut / "onnx" / "fp32" / "extra.onnx").write_bytes(b"new")
     (cut / manifests.MANIFEST).write_bytes(manifest.to_json())
-    assert "marker" in manifests.load(folder).runs
+    assert "marker" in folders.load(folder).runs
     assert (folder / "onnx" / "fp32" / "extra.onnx").read_bytes() == b"new"
     assert not cut.exists()
 
@@ -140,7 +141,7 @@ def test_a_first_commit_cut_at_every_move(
                 stub_export.run(checkpoints[0], folder, ["fp32"])
         finish(start(checkpoints[0], folder, "fp32", log))
         weights_of(folder)
-        assert len(manifests.load(folder).graphs) == graphs_in("fp32")
+        assert len(folders.load(folder).graphs) == graphs_in("fp32")
 
 
 def test_who_waited_for_another_checkpoint_replaces_it_whole(
@@ -162,7 +163,7 @@ def test_who_waited_for_another_checkpoint_replaces_it_whole(
         assert weights_of(folder) == theirs
     finish(waiting)
     assert weights_of(folder) != theirs
-    assert len(manifests.load(folder).graphs) == graphs_in("fp32")
+    assert len(folders.load(folder).graphs) == graphs_in("fp32")
 
 
 def test_two_builds_of_the_same_thing_share_the_result(
@@ -190,7 +191,7 @@ def test_builds_of_different_things_run_side_by_side(
         with pytest.raises(subprocess.TimeoutExpired):
             same.wait(timeout=1.5)
     finish(same)
-    assert manifests.load(folder).precisions() == ["bf16", "fp16", "fp32"]
+    assert folders.load(folder).precisions() == ["bf16", "fp16", "fp32"]
 
 
 def test_another_checkpoint_waits_for_all_who_export(

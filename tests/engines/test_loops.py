@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engines import OrtStage
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.runtime.load import load_stages
 from engines.runtime.ort_loop import OrtLoop
 from engines.runtime.step_tables import parts
@@ -26,7 +26,7 @@ def request(**fields: object) -> SampleRequest:
 
 
 def both(folder: Path) -> tuple[Stages, Stages]:
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     return load_stages(folder, manifest), load_stages(folder, manifest, plain=True)
 
 
@@ -82,7 +82,7 @@ def test_progress_is_told_after_every_step(small_artifacts: Path) -> None:
 
 
 def opened(folder: Path, name: str) -> OrtStage:
-    return OrtStage.from_artifacts(folder, manifests.load(folder), name, "fp32")
+    return OrtStage.from_artifacts(folder, folders.load(folder), name, "fp32")
 
 
 def test_the_loops_state_is_its_own(small_artifacts: Path) -> None:
@@ -137,9 +137,7 @@ def test_a_length_that_the_graph_does_not_take(small_artifacts: Path) -> None:
 
 def test_other_runtimes_have_one_loop(small_artifacts: Path) -> None:
     with pytest.raises(ConfigError, match="plain is for"):
-        load_stages(
-            small_artifacts, manifests.load(small_artifacts), runtime="evaluator", plain=True
-        )
+        load_stages(small_artifacts, folders.load(small_artifacts), runtime="evaluator", plain=True)
 
 
 def test_parts_cover_all_steps_once() -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engines.artifacts import manifest as manifests
-from engines.artifacts.export import build_artifacts, export_artifacts
+from engines.artifacts import folder as folders
+from engines.artifacts.build import build_artifacts
+from engines.artifacts.export import export_artifacts
 from engines.artifacts.manifest import FileEntry, Manifest
 from engines.compile.target import rtx_target
 from engines.show.summary import summary_table
-from engines.tensorrt.targets import profiles
+from engines.tensorrt.profiles import profiles
 from ldlm import LDLM, PRESETS, files
 from ldlm.errors import ArtifactError, DiskSpaceError, EngineBuildError
 from ldlm.initialise import initialise
@@ -24,7 +25,7 @@ def silent(*_: object) -> None:
 
 
 def test_every_file_has_its_hash(small_artifacts: Path) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     entries = [f for e in manifest.graphs for f in (e.graph, e.data)]
     entries += [e.engine for e in manifest.engines]
     assert manifest.tokenizer is not None
@@ -40,9 +41,9 @@ def test_every_file_has_its_hash(small_artifacts: Path) -> None:
 
 
 def test_round_trip(small_artifacts: Path, tmp_path: Path) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     manifest.save(tmp_path)
-    assert manifests.load(tmp_path) == manifest
+    assert folders.load(tmp_path) == manifest
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "onnx/../../x", ""])
@@ -54,7 +55,7 @@ def test_no_path_leaves_the_folder(path: str) -> None:
 @pytest.mark.parametrize("name", ["../../x", "a/b", "", ".hidden"])
 def test_names_are_no_paths(small_artifacts: Path, name: str) -> None:
     """A precision becomes a folder and part of a lock's name."""
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     with pytest.raises(ArtifactError, match="unusable name"):
         dataclasses.replace(manifest.graphs[0], precision=name)
     with pytest.raises(ArtifactError, match="unusable name"):
@@ -64,7 +65,7 @@ def test_names_are_no_paths(small_artifacts: Path, name: str) -> None:
 
 
 def test_a_precision_that_is_not_whole_is_not_taken_unasked(small_artifacts: Path) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     keep = [e for e in manifest.graphs if (e.precision, e.stage) != ("bf16", "denoiser")]
     manifest.graphs = keep
     assert manifest.precisions() == ["fp32", "fp16"]
@@ -77,7 +78,7 @@ def test_the_summary_has_one_row_for_the_two_engines_of_the_denoiser(small_artif
         place = list(zip(columns[0], columns[1], strict=True)).index(("denoiser", "fp16"))
         return str(columns[3][place]), str(columns[4][place])
 
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     sizes = {e.stage: e.engine.bytes for e in manifest.engines if e.precision == "fp16"}
     whole = sizes["conditioning"] + sizes["denoiser_step"]
     size, where = row(manifest)
@@ -96,12 +97,12 @@ def test_another_configuration_is_another_model(
     small_artifacts: Path, own_checkpoint: Path
 ) -> None:
     """The same weights with another softcap have the same shapes and the same sha256."""
-    manifest = manifests.load(small_artifacts)
-    manifests.require_origin(manifest, own_checkpoint)
+    manifest = folders.load(small_artifacts)
+    folders.require_origin(manifest, own_checkpoint)
     path = own_checkpoint / "config.json"
     path.write_text(path.read_text().replace('"softcap": 50.0', '"softcap": 30.0'))
     with pytest.raises(ArtifactError, match="another configuration"):
-        manifests.require_origin(manifest, own_checkpoint)
+        folders.require_origin(manifest, own_checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +117,12 @@ def test_another_configuration_is_another_model(
 def test_damaged_manifests(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ArtifactError, match=words):
-        manifests.load(tmp_path)
+        folders.load(tmp_path)
 
 
 def test_no_artifacts_there(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no artifacts at"):
-        manifests.load(tmp_path)
+        folders.load(tmp_path)
 
 
 def test_artifacts_do_not_overwrite_something_else(small_checkpoint: Path, tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_artifacts_do_not_overwrite_something_else(small_checkpoint: Path, tmp_p
 
 def test_engines_know_the_graph_they_came_from(own_artifacts: Path, small_artifacts: Path) -> None:
     """A graph that changed drops its engines from the manifest."""
-    manifest = manifests.load(own_artifacts)
+    manifest = folders.load(own_artifacts)
     entry = manifest.graph("fp32", "denoiser_step")
     manifest.put_graph(entry)
     assert len(manifest.engines) == 12
@@ -144,7 +145,7 @@ def test_engines_know_the_graph_they_came_from(own_artifacts: Path, small_artifa
         manifest.put_engine(
             next(
                 e
-                for e in manifests.load(small_artifacts).engines
+                for e in folders.load(small_artifacts).engines
                 if (e.precision, e.stage) == ("fp32", "denoiser_step")
             )
         )
@@ -177,7 +178,7 @@ def test_an_interrupted_first_export_can_be_repeated(
     monkeypatch.setattr("export.exporter.export_stage", stop)
     with pytest.raises(KeyboardInterrupt):
         export_artifacts(small_checkpoint, folder, ["fp16"], silent)
-    assert manifests.load(folder).graphs == []
+    assert folders.load(folder).graphs == []
     with pytest.raises(KeyboardInterrupt):  # and not "in the way"
         export_artifacts(small_checkpoint, folder, ["fp16"], silent)
 
@@ -187,17 +188,17 @@ def test_two_writers_lose_nothing(own_artifacts: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def write(index: int) -> None:
-        with manifests.updated(own_artifacts) as manifest:
+        with folders.updated(own_artifacts) as manifest:
             manifest.runs[str(index)] = {"seconds": float(index)}
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(32)))
-    assert {str(i) for i in range(32)} <= manifests.load(own_artifacts).runs.keys()
+    assert {str(i) for i in range(32)} <= folders.load(own_artifacts).runs.keys()
 
 
 def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before the build, and while writing; the older engine stays as it was."""
-    with manifests.updated(own_artifacts) as manifest:
+    with folders.updated(own_artifacts) as manifest:
         manifest.engines = []
     before = {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()}
     arguments = (rtx_target(["sm89"]), profiles(PRESETS["small"]), silent)

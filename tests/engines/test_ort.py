@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from engines import OrtStage, compare
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.proof.inputs import stage_inputs
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OPTIMISATION
@@ -21,7 +21,7 @@ from ldlm.errors import ArtifactError, ConfigError, ProviderError, StageInputErr
 
 
 def opened(folder: Path, name: str, precision: str = "fp32", **options: object) -> OrtStage:
-    return OrtStage.from_artifacts(folder, manifests.load(folder), name, precision, **options)
+    return OrtStage.from_artifacts(folder, folders.load(folder), name, precision, **options)
 
 
 def has_cuda() -> bool:
@@ -143,7 +143,7 @@ def test_a_broken_graph_is_an_artifact_error(small: LDLM, tmp_path: Path) -> Non
 
 
 def test_runtimes_that_are_not_there(small_artifacts: Path, tmp_path: Path) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     with pytest.raises(ConfigError, match="ort or torch"):
         load_stages(small_artifacts, manifest, runtime="tflite")
     with pytest.raises(ConfigError, match="reference"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engines import OrtStage, compare
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.evaluator.graph import EvaluatorStage
 from engines.evaluator.half import HalfProducts
 from engines.proof import islands
@@ -148,7 +148,7 @@ def test_every_stage_is_within_its_gate_on_stress_weights(
 
 @pytest.fixture(scope="module")
 def outcomes(small: LDLM, private_artifacts: Path) -> list[Outcome]:
-    return self_test(private_artifacts, manifests.load(private_artifacts), small, PRECISIONS)
+    return self_test(private_artifacts, folders.load(private_artifacts), small, PRECISIONS)
 
 
 def record_of(outcomes: list[Outcome]) -> Parity:
@@ -236,7 +236,7 @@ def test_equal_greedy_tokens_do_not_hide_other_logits(
 
 
 def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts: Path) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     lines, curves = drift(small_artifacts, manifest, small, ["fp32", "fp16"], steps=1024, length=8)
     assert all(line.passed for line in lines)
     assert {name: len(curve) for name, curve in curves.items()} == {"fp32": 1024, "fp16": 1024}

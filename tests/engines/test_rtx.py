@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from engines import build_engine
-from engines.artifacts import manifest as manifests
-from engines.tensorrt.targets import RTX_SMS, fitting, parse_sms, profiles
+from engines.artifacts import folder as folders
+from engines.tensorrt.profiles import fitting, profiles
+from engines.tensorrt.targets import RTX_SMS, parse_sms
 from export.stages import COMPILED, AxisRange, stage
 from ldlm import PRESETS
 from ldlm.errors import ConfigError, EngineBuildError
@@ -38,7 +39,7 @@ def test_targets_are_those_of_the_installed_builder() -> None:
 def test_artifacts_hold_engines_for_every_target(
     small_artifacts: Path, precision: str, name: str
 ) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     (entry,) = [e for e in manifest.engines if (e.precision, e.stage) == (precision, name)]
     entry.engine.verified(small_artifacts)
     assert set(AMPERE_ON) <= set(entry.sms)

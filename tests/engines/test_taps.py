@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from rich.console import Console
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.manifest import FileEntry
 from engines.proof import taps
 from engines.proof.compare import compare
@@ -31,7 +31,7 @@ from ldlm.errors import GraphCheckError, ParityError
 @pytest.fixture(scope="module")
 def reports(small: LDLM, small_artifacts: Path) -> list[taps.TapReport]:
     """One stage is enough here; tests/export/test_taps.py has all of them in PyTorch."""
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     return taps.look(small_artifacts, manifest, small, ["bf16"], ["latent_decoder"])
 
 
@@ -82,7 +82,7 @@ def test_swapped_keys_and_values_are_seen_by_taps_alone(
     model = ir.load(path)
     swap_halves(model)
     ir.save(model, path)
-    manifest = manifests.load(own_artifacts)
+    manifest = folders.load(own_artifacts)
     old = manifest.graph("fp32", "latent_decoder")
     entry = FileEntry.of(own_artifacts, path)
     manifest.put_graph(dataclasses.replace(old, graph=entry))
@@ -110,7 +110,7 @@ def test_a_file_with_other_operators_fails_and_says_where(
         raise GraphCheckError("other operators", tensor="after 0.S", expected="Div", got="Softmax")
 
     monkeypatch.setattr(taps, "tapped_graph", refuse)
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     (report,) = taps.look(small_artifacts, manifest, small, ["fp32"], ["latent_decoder"])
     line = report.line()
     assert line is not None

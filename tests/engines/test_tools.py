@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from engines import doctor
+from engines.artifacts import folder as folders
 from engines.artifacts import manifest as manifests
 from engines.artifacts.collect import collect, drop, leftovers
 from engines.artifacts.inspect import describe, differences
@@ -158,7 +159,7 @@ def test_files_that_are_not_what_they_were(own_artifacts: Path, tmp_path: Path) 
 
 def test_two_builds_compared(small_artifacts: Path, own_artifacts: Path) -> None:
     assert differences(describe(small_artifacts), describe(own_artifacts)) == []
-    with manifests.updated(own_artifacts) as manifest:
+    with folders.updated(own_artifacts) as manifest:
         manifest.engines = [e for e in manifest.engines if e.precision != "bf16"]
         manifest.tools["torch"] = "9.9"
     rows = differences(describe(small_artifacts), describe(own_artifacts))
@@ -190,10 +191,10 @@ def test_the_published_schema_is_that_of_the_code(small_artifacts: Path) -> None
 def test_a_precision_that_is_not_needed(own_artifacts: Path) -> None:
     found = drop(own_artifacts, "bf16", delete=False)
     assert len(found) == 6 + 3 + 4  # graphs, their weights, engines
-    assert manifests.load(own_artifacts).precisions() == ["fp32", "fp16", "bf16"]
+    assert folders.load(own_artifacts).precisions() == ["fp32", "fp16", "bf16"]
     assert drop(own_artifacts, "bf16", delete=True) == found
     assert not any(item.path.exists() for item in found)
-    manifest = manifests.load(own_artifacts)
+    manifest = folders.load(own_artifacts)
     assert manifest.precisions() == ["fp32", "fp16"]
     assert "bf16" not in manifest.policies
     assert len(manifest.engines) == 8

@@ -15,7 +15,7 @@ from fake_tensorrt import FakeDevice, runtime_of, stage_of
 from numpy.typing import NDArray
 
 from engines import compare
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.runtime import trt_loop
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
@@ -58,7 +58,7 @@ def loop(small_artifacts: Path, runtime: TrtRuntime) -> TrtLoop:
 
 @pytest.fixture(scope="module")
 def on_ort(small_artifacts: Path) -> OrtLoop:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     return OrtLoop(*(OrtStage.from_artifacts(small_artifacts, manifest, n, "fp32") for n in LOOP))
 
 
@@ -90,7 +90,7 @@ def test_it_computes_what_onnxruntime_computes(
     table = table_of(steps, solver)
     got = latents(loop, table, batch)
     np.testing.assert_array_equal(got, latents(on_ort, table, batch))
-    plain = load_stages(small_artifacts, manifests.load(small_artifacts), plain=True)
+    plain = load_stages(small_artifacts, folders.load(small_artifacts), plain=True)
     assert compare(got, latents(plain_loop(plain), table, batch)).relative_l2 < 1e-5
 
 

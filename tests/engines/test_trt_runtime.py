@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fake_tensorrt import FakeDevice, FakeTensorRT, runtime_of, stage_of
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.manifest import FileEntry
 from engines.proof.engine import engine_lines
 from engines.proof.inputs import stage_inputs
@@ -23,9 +23,9 @@ from engines.proof.records import Line
 from engines.runtime.engine_file import checked_engine
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
-from engines.runtime.trt import RuntimeCache
 from engines.runtime.trt_stage import SHAPES, TrtStage
 from engines.tensorrt import library as libraries
+from engines.tensorrt.cache import RuntimeCache
 from engines.tensorrt.device import Cuda, Foreign
 from engines.tensorrt.library import load_library
 from export.stages import COMPILED, stage
@@ -66,7 +66,7 @@ def inputs_of(name: str, batch: int, length: int, config: Any) -> list[np.ndarra
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_stage_computes_what_its_graph_says(small_artifacts: Path, name: str) -> None:
     """Every output of it; `conditioning` has one shape, and no profile."""
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     on_engine = stage_of(runtime_of(small_artifacts), small_artifacts, name)
     on_ort = OrtStage.from_artifacts(small_artifacts, manifest, name, "fp32")
     names = [tensor.name for tensor in on_engine.spec.outputs]
@@ -178,7 +178,7 @@ def test_sizes_outside_the_profiles_are_refused(small_artifacts: Path) -> None:
 
 
 def test_a_hole_between_the_profiles(small_artifacts: Path) -> None:
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     entry, plan = checked_engine(
         small_artifacts, manifest, "fp32", "latent_decoder", "rtx", "sm89", "1.7.0"
     )
@@ -276,7 +276,7 @@ def test_an_engine_that_cannot_run_here(
 ) -> None:
     """Case 16: a reason with a name before TensorRT is asked, and what to do."""
     with pytest.raises(ArtifactError, match=words) as caught:
-        checked_engine(small_artifacts, manifests.load(small_artifacts), *arguments)
+        checked_engine(small_artifacts, folders.load(small_artifacts), *arguments)
     assert "remedy" in str(caught.value)
     if "sm90" in arguments:
         assert "--target trt" in str(caught.value)
@@ -287,7 +287,7 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
     pytest.importorskip("tensorrt_rtx", reason="only on Linux x86-64")
     from engines import build_engine
 
-    manifest = manifests.load(own_artifacts)
+    manifest = folders.load(own_artifacts)
     entry = manifest.engine("fp16", "token_decoder", "rtx")
     assert entry is not None
     graphs = Path(shutil.copytree(own_artifacts / "onnx" / "fp16", tmp_path / "graphs"))
@@ -328,14 +328,14 @@ def test_an_engine_that_is_not_whole(own_artifacts: Path, damage: str) -> None:
         path.write_bytes(content[:-1])
     with pytest.raises(ArtifactError, match=r"is not the file that was made|is missing"):
         checked_engine(
-            own_artifacts, manifests.load(own_artifacts), "fp32", "denoiser_step", "rtx", "sm89",
+            own_artifacts, folders.load(own_artifacts), "fp32", "denoiser_step", "rtx", "sm89",
             "1.7.1",
         )  # fmt: skip
 
 
 def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four stages in one runtime; the same tokens as ONNX Runtime, and nothing else comes back."""
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     runtime = runtime_of(small_artifacts)
     monkeypatch.setattr("engines.runtime.trt.TrtRuntime", lambda _: runtime)
     request = SampleRequest(
@@ -352,7 +352,7 @@ def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.Monke
 
 def proof_of_engines(folder: Path, small: LDLM) -> list[Line]:
     lines = engine_lines(
-        folder, manifests.load(folder), small, ["fp32", "fp16"], runtime_of(folder),
+        folder, folders.load(folder), small, ["fp32", "fp16"], runtime_of(folder),
         [(1, 5), (3, 17)], lambda _: None,
     )  # fmt: skip
     return list(lines)
@@ -408,7 +408,7 @@ def test_without_a_gpu_the_error_says_so(small_artifacts: Path, name: str) -> No
     if _gpu_is_here():
         pytest.skip("a GPU is here: tests/gpu has the real thing")
     with pytest.raises(ProviderError, match=r"no usable GPU|is not usable here") as caught:
-        load_stages(small_artifacts, manifests.load(small_artifacts), runtime=name)
+        load_stages(small_artifacts, folders.load(small_artifacts), runtime=name)
     assert "remedy" in str(caught.value)
 
 
@@ -432,7 +432,7 @@ def test_a_library_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPa
 
 def test_engines_run_on_one_device_only(small_artifacts: Path) -> None:
     with pytest.raises(ConfigError, match="one device"):
-        load_stages(small_artifacts, manifests.load(small_artifacts), runtime="rtx", provider="cpu")
+        load_stages(small_artifacts, folders.load(small_artifacts), runtime="rtx", provider="cpu")
 
 
 @pytest.mark.parametrize("name", [*CLASSES, "Runtime"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.export import export_artifacts
 from engines.artifacts.manifest import FileEntry
 from engines.evaluator.half import HalfProducts
@@ -28,7 +28,7 @@ from ldlm.errors import ArtifactError, ParityError
 
 @pytest.fixture(scope="module")
 def parity(small: LDLM, small_artifacts: Path) -> Parity:
-    return verify(small_artifacts, manifests.load(small_artifacts), small, ["fp32", "fp16", "bf16"])
+    return verify(small_artifacts, folders.load(small_artifacts), small, ["fp32", "fp16", "bf16"])
 
 
 def test_every_line_passes(parity: Parity) -> None:
@@ -60,7 +60,7 @@ def save_damaged(folder: Path, stage: str, precision: str, model: ir.Model) -> N
     """Write a damaged graph and enter it in the manifest, as a faulty exporter would."""
     path = folder / "onnx" / precision / f"{stage}.onnx"
     ir.save(model, path)
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     old = manifest.graph(precision, stage)
     manifest.put_graph(dataclasses.replace(old, graph=FileEntry.of(folder, path)))
     manifest.save(folder)
@@ -97,7 +97,7 @@ def test_a_damaged_formula_is_noticed(
     model = ir.load(own_artifacts / "onnx" / precision / f"{stage}.onnx")
     damage(model)
     save_damaged(own_artifacts, stage, precision, model)
-    found = verify(own_artifacts, manifests.load(own_artifacts), small, [precision])
+    found = verify(own_artifacts, folders.load(own_artifacts), small, [precision])
     question = "graph" if precision == "fp32" else "formula"
     assert {ln.question for ln in found.failures() if ln.stage == stage} >= {question}
     with pytest.raises(ParityError, match="parity lines fail"):
@@ -109,14 +109,14 @@ def test_wrong_ids_are_noticed(small: LDLM, own_artifacts: Path) -> None:
     argmax = first(model, "ArgMax")
     argmax.op_type = "ArgMin"
     save_damaged(own_artifacts, "token_decoder", "fp32", model)
-    found = verify(own_artifacts, manifests.load(own_artifacts), small, ["fp32"])
+    found = verify(own_artifacts, folders.load(own_artifacts), small, ["fp32"])
     assert {ln.question for ln in found.failures()} == {"tokens"}
 
 
 def test_weights_of_another_seed_are_noticed(small: LDLM, small_artifacts: Path) -> None:
     other = copy.deepcopy(small)
     other.token_decoder.head.weight.mul_(1.0001)
-    found = verify(small_artifacts, manifests.load(small_artifacts), other, ["fp32"])
+    found = verify(small_artifacts, folders.load(small_artifacts), other, ["fp32"])
     assert {ln.stage for ln in found.failures()} == {"token_decoder_logits"}
 
 
@@ -132,7 +132,7 @@ def test_an_overflowing_checkpoint_fails_and_says_why(
     monkeypatch.setattr("engines.artifacts.export.DEPLOYED", ("token_decoder",))
     monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("token_decoder",))
     export_artifacts(tmp_path / "loud", folder, ["fp16"], lambda _: None)
-    manifest = manifests.load(folder)
+    manifest = folders.load(folder)
     found = verify(folder, manifest, loud, ["fp16"])
     assert {"graph", "precision"} <= {ln.question for ln in found.failures()}
     assert not [ln for ln in found.failures() if ln.question == "formula"]
@@ -146,7 +146,7 @@ def test_an_overflowing_checkpoint_fails_and_says_why(
 def test_a_second_run_keeps_the_proof_of_other_precisions(
     parity: Parity, own_artifacts: Path
 ) -> None:
-    manifest = manifests.load(own_artifacts)
+    manifest = folders.load(own_artifacts)
     parity.save(own_artifacts, manifest)
     only = Parity(
         [ln for ln in parity.lines if ln.precision == "fp32"],
@@ -163,11 +163,11 @@ def test_a_damaged_parity_json_is_named(own_artifacts: Path) -> None:
     for text in ("{", "{}", "[]"):
         (own_artifacts / "parity.json").write_text(text)
         with pytest.raises(ArtifactError, match="is damaged"):
-            summary_table(own_artifacts, manifests.load(own_artifacts))
+            summary_table(own_artifacts, folders.load(own_artifacts))
 
 
 def test_parity_json_and_the_tables(parity: Parity, own_artifacts: Path) -> None:
-    manifest = manifests.load(own_artifacts)
+    manifest = folders.load(own_artifacts)
     document = parity.save(own_artifacts, manifest)
     assert document["passed"] is True
     assert summary_table(own_artifacts, manifest).row_count == 9
@@ -190,7 +190,7 @@ def test_a_nan_fails_and_is_written(parity: Parity, own_artifacts: Path) -> None
     line = dataclasses.replace(parity.lines[0], distance=float("nan"))
     broken = Parity([line], {})
     assert broken.failures() == [line]
-    broken.save(own_artifacts, manifests.load(own_artifacts))
+    broken.save(own_artifacts, folders.load(own_artifacts))
     document = json.loads((own_artifacts / "parity.json").read_text())
     assert document["passed"] is False
     assert document["lines"][0]["distance"] is None

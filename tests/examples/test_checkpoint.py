@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines.artifacts import manifest as manifests
+from engines.artifacts import folder as folders
 from engines.artifacts.export import export_artifacts
 from engines.proof.verify import Extra, verify
-from engines.quality.evaluate import Quality, evaluate, load_judge
+from engines.quality.evaluate import Quality, evaluate
+from engines.quality.judge import load_judge
 from ldlm import LDLM, files
 from ldlm.sampler import SampleRequest
 from ldlm.schedule import TangentSchedule
@@ -35,7 +36,7 @@ def grammar_artifacts(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(grammar_artifacts: Path) -> dict[tuple[str, str], Quality]:
-    manifest = manifests.load(grammar_artifacts)
+    manifest = folders.load(grammar_artifacts)
     config = manifest.config
     request = SampleRequest(
         d_model=config.d_model, length=config.n_positions, samples=32, batch_size=32, steps=32,
@@ -63,7 +64,7 @@ def test_the_card_names_the_file_that_is_there() -> None:
 
 def test_trained_weights_pass_every_gate(grammar_artifacts: Path) -> None:
     """Trained activations, the sampler's drift among them."""
-    manifest = manifests.load(grammar_artifacts)
+    manifest = folders.load(grammar_artifacts)
     model = LDLM.from_checkpoint(CHECKPOINT)
     parity = verify(grammar_artifacts, manifest, model, PRECISIONS, extra=Extra(sampler_steps=32))
     parity.require_passed()

@@ -14,7 +14,7 @@ from engines.evaluator.graph import EvaluatorStage
 from engines.proof.inputs import stage_inputs
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch import TorchStage
-from engines.tensorrt.targets import profiles
+from engines.tensorrt.profiles import profiles
 from export.passes.unfuse_attention import unfuse_attention
 from export.stages import compared, stage
 from ldlm import LDLM

@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from engines import compare
-from engines.artifacts import manifest as manifests
-from engines.artifacts.export import build_artifacts
+from engines.artifacts import folder as folders
+from engines.artifacts.build import build_artifacts
 from engines.compile.target import rtx_target, trt_target
 from engines.proof.gates import AUTOCAST_RATIO, FORMULA_L2
 from engines.proof.inputs import stage_inputs
@@ -31,7 +31,8 @@ from engines.runtime.trt_loop import TrtLoop
 from engines.runtime.trt_stage import TrtStage
 from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import load_library
-from engines.tensorrt.targets import RTX_SMS, profiles
+from engines.tensorrt.profiles import profiles
+from engines.tensorrt.targets import RTX_SMS
 from export.stages import DEPLOYED, compared, stage
 from ldlm import LDLM
 from ldlm.errors import LDLMError, ProviderError
@@ -70,7 +71,7 @@ def built(runtime: TrtRuntime, small_artifacts: Path) -> Path:
     """The small artifacts with engines for this GPU."""
     sm = runtime.device.sm
     target = rtx_target([sm], skip_unsupported=True) if runtime.name == "rtx" else trt_target()
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     build_artifacts(small_artifacts, None, target, profiles(manifest.config), lambda *_: None)
     return small_artifacts
 
@@ -107,7 +108,7 @@ def test_engines_compute_what_pytorch_computes(
     runtime: TrtRuntime, built: Path, small: LDLM, precision: str, name: str
 ) -> None:
     """Case 8: parity on the target GPU, at the deployed precision; plain, captured, replayed."""
-    manifest = manifests.load(built)
+    manifest = folders.load(built)
     names = LOOP if name == "denoiser" else (name,)
     stages = [TrtStage.from_artifacts(runtime, built, manifest, n, precision) for n in names]
     on_engine: Callable[..., Array] = stages[0]
@@ -132,9 +133,7 @@ def test_tensors_of_torch_are_read_and_written_in_place(
 ) -> None:
     import torch
 
-    decoder = TrtStage.from_artifacts(
-        runtime, built, manifests.load(built), "latent_decoder", "fp32"
-    )
+    decoder = TrtStage.from_artifacts(runtime, built, folders.load(built), "latent_decoder", "fp32")
     (z,) = stage_inputs(stage("latent_decoder"), small.config, 2, 16)
     expected = decoder(z)
     output = decoder.run(torch.from_numpy(z).cuda())
@@ -142,7 +141,7 @@ def test_tensors_of_torch_are_read_and_written_in_place(
 
 
 def test_the_sampler_writes_the_same_tokens(runtime: TrtRuntime, built: Path) -> None:
-    manifest = manifests.load(built)
+    manifest = folders.load(built)
     request = SampleRequest(
         d_model=manifest.config.d_model, length=32, samples=4, batch_size=4, steps=64
     )
@@ -157,7 +156,7 @@ def test_the_sampler_writes_the_same_tokens(runtime: TrtRuntime, built: Path) ->
 
 def test_the_loop_on_the_device_is_that_of_onnxruntime(runtime: TrtRuntime, built: Path) -> None:
     """Two batches, two tables of modulations; prints the share of time outside the graph."""
-    manifest = manifests.load(built)
+    manifest = folders.load(built)
     request = SampleRequest(
         d_model=manifest.config.d_model, length=64, samples=4, batch_size=2, steps=100,
         solver="ddpm", seed=5,
@@ -183,7 +182,7 @@ def test_the_loop_on_the_device_is_that_of_onnxruntime(runtime: TrtRuntime, buil
 
 def test_latency_of_a_step(runtime: TrtRuntime, built: Path, small: LDLM) -> None:
     """A table, and no limit: a time is no test."""
-    manifest = manifests.load(built)
+    manifest = folders.load(built)
     inputs = stage_inputs(stage("denoiser_step"), small.config, 1, 64)
     for precision in ("fp32", "fp16"):
         step = TrtStage.from_artifacts(runtime, built, manifest, "denoiser_step", precision)
@@ -201,7 +200,7 @@ def test_latency_of_a_step(runtime: TrtRuntime, built: Path, small: LDLM) -> Non
 @pytest.mark.parametrize("name", DEPLOYED)
 def test_onnxruntime_on_cuda(gpu: Cuda, small_artifacts: Path, small: LDLM, name: str) -> None:
     """Every node on the device: the session refuses to fall back."""
-    manifest = manifests.load(small_artifacts)
+    manifest = folders.load(small_artifacts)
     spec = compared(name)
     try:
         on_gpu = OrtStage.from_artifacts(

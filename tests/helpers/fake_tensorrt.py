@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.artifacts import folder as folders
 from engines.artifacts import manifest as manifests
 from engines.runtime.ort import OrtStage
 from engines.runtime.trt import TrtRuntime
@@ -314,7 +315,7 @@ class FakeTensorRT:
         self.engines: list[ICudaEngine] = []
         known: dict[str, Callable[[], ICudaEngine]] = {}
         for folder in folders:
-            manifest = manifests.load(folder)
+            manifest = folders.load(folder)
             for entry in manifest.engines:
                 known[entry.engine.sha256] = self._maker(folder, manifest, entry)
         module = self
@@ -354,4 +355,4 @@ def runtime_of(*folders: Path, sm: str = "sm89") -> TrtRuntime:
 
 def stage_of(runtime: TrtRuntime, folder: Path, name: str, **options: Any) -> TrtStage:
     """A float32 stage of a folder."""
-    return TrtStage.from_artifacts(runtime, folder, manifests.load(folder), name, "fp32", **options)
+    return TrtStage.from_artifacts(runtime, folder, folders.load(folder), name, "fp32", **options)

@@ -14,10 +14,11 @@ import types
 from pathlib import Path
 from typing import Any
 
-from engines.artifacts import ingredients as keys
-from engines.artifacts.export import build_artifacts, export_artifacts
+from engines.artifacts.build import build_artifacts
+from engines.artifacts.digests import text_digest
+from engines.artifacts.export import export_artifacts
 from engines.compile.target import rtx_target
-from engines.tensorrt.targets import profiles
+from engines.tensorrt.profiles import profiles
 from export.stages import sharing
 from ldlm import checkpoint as checkpoints
 from ldlm import files
@@ -70,7 +71,7 @@ def install(log: Path | None = None) -> None:
     def build_engine(path: Path, spec: Any, *_: Any, sms: Any, **__: Any) -> Any:
         note(f"build {path.parent.name} {spec.name}")
         time.sleep(0.02)
-        plan = keys.text_digest(path.read_bytes().decode() + str(sms)).encode() * 1000
+        plan = text_digest(path.read_bytes().decode() + str(sms)).encode() * 1000
         return types.SimpleNamespace(
             plan=plan, sms=tuple(sms), refused={}, builder={"version": "1.7"}, seconds=0.0
         )
