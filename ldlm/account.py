@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ldlm.checkpoint import skeleton
 from ldlm.config import PRESETS, LDLMConfig
+from ldlm.model import skeleton
 
 # Published counts (seeds S0 and S4). The split between the four parts is a reconstruction that
 # meets both published totals exactly; only the lines below are published.

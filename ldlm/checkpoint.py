@@ -19,8 +19,6 @@ from ldlm.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ldlm.model import LDLM
-
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
 
@@ -133,45 +131,6 @@ def require_tensors(
                 got=f"{entry.dtype} {list(entry.shape)}",
                 remedy="ldlm convert brings other dtypes to float32; a shape needs its own config",
             )
-
-
-def model_shapes(config: LDLMConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a checkpoint with this config."""
-    return {name: tuple(tensor.shape) for name, tensor in skeleton(config).state_dict().items()}
-
-
-def skeleton(config: LDLMConfig) -> LDLM:
-    """The model on torch's meta device: every shape and no memory."""
-    import torch
-
-    from ldlm.model import LDLM
-
-    with torch.device("meta"):
-        return LDLM(config)
-
-
-def load(folder: Path) -> LDLM:
-    """The model of a checkpoint folder, float32, on the CPU, in eval mode.
-
-    Raises:
-        CheckpointError: the checkpoint is missing, damaged, or holds other tensors.
-        ConfigError: its config is not one of an LDLM.
-    """
-    from safetensors.torch import load_file
-
-    config = read_config(folder)
-    model = skeleton(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    require_tensors(read_header(folder / WEIGHTS), expected, folder / WEIGHTS)
-    model.load_state_dict(load_file(folder / WEIGHTS), assign=True)
-    model.requires_grad_(False)
-    model.tokenizer_json = read_tokenizer(folder)
-    return model.eval()
-
-
-def save(model: LDLM, folder: Path) -> None:
-    """Write a model as a checkpoint folder; see `write`."""
-    write(folder, model.config, model.state_dict(), model.tokenizer_json)
 
 
 def write(

@@ -37,6 +37,7 @@ from torch import Tensor
 from ldlm import checkpoint
 from ldlm.config import LDLMConfig, preset
 from ldlm.errors import CheckpointError, ConfigError
+from ldlm.model import skeleton
 
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)(\*?)\}")
 
@@ -96,7 +97,7 @@ def convert(source: Path, keymap: KeyMap, target: Path, tokenizer_json: str | No
         )
     theirs = _read_source(source)
     ours = rename(theirs, keymap)
-    shapes = checkpoint.model_shapes(keymap.config)
+    shapes = skeleton(keymap.config).shapes()
     entries = {
         name: checkpoint.TensorEntry("F32", tuple(tensor.shape)) for name, tensor in ours.items()
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ldlm import checkpoint
 from ldlm.config import LDLMConfig
 from ldlm.denoiser import Denoiser
 from ldlm.latent_decoder import LatentDecoder
@@ -51,13 +52,34 @@ class LDLM(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> LDLM:
-        """Load a checkpoint folder; see `ldlm.checkpoint.load`."""
-        from ldlm.checkpoint import load
+        """The model of a checkpoint folder, float32, on the CPU, in eval mode.
 
-        return load(Path(path))
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, or holds other tensors.
+            ConfigError: its config is not one of an LDLM.
+        """
+        from safetensors.torch import load_file
+
+        folder = Path(path)
+        config = checkpoint.read_config(folder)
+        model = skeleton(config)
+        weights = folder / checkpoint.WEIGHTS
+        checkpoint.require_tensors(checkpoint.read_header(weights), model.shapes(), weights)
+        model.load_state_dict(load_file(weights), assign=True)
+        model.requires_grad_(False)
+        model.tokenizer_json = checkpoint.read_tokenizer(folder)
+        return model.eval()
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write a checkpoint folder; see `ldlm.checkpoint.save`."""
-        from ldlm.checkpoint import save
+        """Write a checkpoint folder; see `ldlm.checkpoint.write`."""
+        checkpoint.write(Path(path), self.config, self.state_dict(), self.tokenizer_json)
 
-        save(self, Path(path))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor of a checkpoint of this model."""
+        return {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
+
+
+def skeleton(config: LDLMConfig) -> LDLM:
+    """The model on torch's meta device: every shape and no memory."""
+    with torch.device("meta"):
+        return LDLM(config)

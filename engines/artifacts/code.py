@@ -15,16 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import engines
-import export
-import ldlm
 from engines.artifacts.digests import remembered, text_digest
 from ldlm import files
 
-PACKAGES = {
-    name: Path(str(module.__file__)).parent
-    for name, module in (("ldlm", ldlm), ("export", export), ("engines", engines))
-}
+# The three packages lie side by side, in a checkout and where they are installed.
+PACKAGES = {name: Path(__file__).parents[2] / name for name in ("ldlm", "export", "engines")}
 
 
 @cache

@@ -23,15 +23,15 @@ def command(
     """Show every component, its calculation, its parameters and the published value."""
     from engines.show.account import account_table
     from ldlm.account import account
-    from ldlm.checkpoint import WEIGHTS, model_shapes, read_config, read_header, require_tensors
+    from ldlm.checkpoint import WEIGHTS, read_config, read_header, require_tensors
+    from ldlm.model import skeleton
 
     if checkpoint is None:
         config = preset(preset_name)
     else:
         config = read_config(checkpoint)
-        require_tensors(
-            read_header(checkpoint / WEIGHTS), model_shapes(config), checkpoint / WEIGHTS
-        )
+        weights = checkpoint / WEIGHTS
+        require_tensors(read_header(weights), skeleton(config).shapes(), weights)
     lines = account(config)
     if as_json:
         out.print_json(json.dumps([dataclasses.asdict(line) for line in lines]))

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from engines.evaluator.graph import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import clamped, stage_inputs
-from engines.proof.stage import Subject, against, peer_outputs
+from engines.proof.stage import peer_outputs
 from engines.proof.stress import stress_inputs, stressed
+from engines.proof.subject import Subject, against
 from engines.runtime.torch import TorchStage
 from export import precision as policies
 from export.exporter import export_stage

@@ -28,7 +28,8 @@ from engines.proof.gates import (
 from engines.proof.inputs import stage_inputs
 from engines.proof.loop import LOOP, LoopDenoiser
 from engines.proof.records import Line
-from engines.proof.stage import ALL, Case, Subject, other_choice, peer_outputs, pooled
+from engines.proof.stage import other_choice, peer_outputs
+from engines.proof.subject import ALL, Case, Subject, pooled
 from engines.runtime.torch import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from engines.proof.baseline import runner
 from engines.proof.compare import compare
 from engines.proof.gates import precision_limit
+from engines.proof.subject import ALL, Case, Subject, pooled
 from engines.runtime.ort import OrtStage
 from export.precision import Rule
 from export.stages import TABLE_STEPS, stage
@@ -24,7 +25,6 @@ from ldlm.noise import NoiseStream
 
 if TYPE_CHECKING:
     from engines.proof.records import Line
-    from engines.proof.stage import Case, Subject
 
 Array = NDArray[Any]
 # The named outputs of a graph for its inputs.
@@ -119,8 +119,6 @@ def rounded_lines(
         rules: its policy.
         in_ort: whether the files of a half precision also run in ONNX Runtime's CPU provider.
     """
-    from engines.proof.stage import pooled
-
     if LOOP[1] not in subject.paths:
         return
     config = subject.model.config
@@ -137,13 +135,13 @@ def rounded_lines(
     def outputs(graphs: LoopDenoiser) -> dict[Case, Array]:
         return {case: graphs(*subject.inputs[case]) for case in chosen}
 
-    yield subject.line("loop", (0, 0), pooled(outputs(loop), expected), limit)
+    yield subject.line("loop", ALL, pooled(outputs(loop), expected), limit)
     yield _update(subject, loop)
     if in_ort:
         loaded = (OrtStage(subject.paths[name], stage(name), config) for name in LOOP)
         file = outputs(LoopDenoiser(*(graph.run for graph in loaded)))
-        yield subject.line("loop file", (0, 0), pooled(file, expected), limit)
+        yield subject.line("loop file", ALL, pooled(file, expected), limit)
 
 
 def _update(subject: Subject, loop: LoopDenoiser) -> Line:
-    return subject.line("update", (0, 0), loop.inexact / loop.elements, 0.0)
+    return subject.line("update", ALL, loop.inexact / loop.elements, 0.0)

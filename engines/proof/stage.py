@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from engines.evaluator.half import HalfProducts
 from engines.proof import loop as derived
 from engines.proof.baseline import runner, torchs_own
-from engines.proof.compare import Comparison, compare
+from engines.proof.compare import compare
 from engines.proof.gates import (
     AGREEMENT_RATIO,
     FLOAT64_RATIO,
@@ -41,6 +40,7 @@ from engines.proof.gates import (
     precision_limit,
 )
 from engines.proof.records import Line
+from engines.proof.subject import ALL, Case, Subject, against, pooled
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch import TorchStage
 from export import precision as policies
@@ -51,42 +51,10 @@ from ldlm import files
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
-Case = tuple[int, int]
 
-# In a line, in place of a case: measured over all of them together.
-ALL: Case = (0, 0)
 
 # Half dtypes that ONNX Runtime's CPU provider can load; it has no bf16 products.
 ORT_HALF = ("float16",)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One stage in one precision, and what float32 PyTorch says about it.
-
-    Attributes:
-        paths: the graph to compare under "graph", the token ids' graph under "ids", and what
-            `engines.proof.loop` asks of, by the stages' names.
-        weights: "given" or "stress", for the lines.
-        inputs, expected: per case.
-        exact_limit: how far two float32 computations of the formula may be apart.
-    """
-
-    model: LDLM
-    spec: StageSpec
-    precision: str
-    weights: str
-    paths: Mapping[str, Path]
-    inputs: Mapping[Case, tuple[Array, ...]]
-    expected: Mapping[Case, Array]
-    exact_limit: float = FORMULA_L2
-
-    def line(self, question: str, case: Case, distance: float | Comparison, limit: float) -> Line:
-        """A line about this subject."""
-        measured = distance.relative_l2 if isinstance(distance, Comparison) else distance
-        detail = distance if isinstance(distance, Comparison) else None
-        where = (self.spec.name, self.precision, self.weights, question)
-        return Line(*where, *case, measured, limit, detail)
 
 
 def prove(subject: Subject) -> list[Line]:
@@ -159,11 +127,6 @@ def float64_limit(
         }
     errors = [compare(expected[case], outputs[case]).relative_l2 for case in inputs]
     return max(FORMULA_L2, FLOAT64_RATIO * max(errors))
-
-
-def pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
-    """One distance over all cases: a handful of values at length 1 is no measure of rounding."""
-    return against(*(np.concatenate([x[c].ravel() for c in reference]) for x in (got, reference)))
 
 
 def peer_outputs(subject: Subject) -> dict[Case, Array]:
@@ -240,13 +203,6 @@ def save_graph(graph: ir.Model, target: Path) -> Path:
     with files.disk_errors(target):
         ir.save(graph, target, external_data=f"{target.name}.data")
     return target
-
-
-def against(got: Array, reference: Array) -> Comparison:
-    """`compare`, where the reference may be what overflows."""
-    if np.all(np.isfinite(reference)):
-        return compare(got, reference)
-    return Comparison(np.inf, np.inf, np.inf, 0.0, int(np.sum(~np.isfinite(got))), got.size)
 
 
 def _ids_spec() -> StageSpec:

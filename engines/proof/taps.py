@@ -22,7 +22,8 @@ from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
 from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.records import Line
-from engines.proof.stage import against, save_graph
+from engines.proof.stage import save_graph
+from engines.proof.subject import against
 from engines.runtime.ort import OrtStage
 from export import precision as policies
 from export.equations import tapped, tapped_graph

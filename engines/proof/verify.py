@@ -16,8 +16,9 @@ from engines.proof.gates import CASES
 from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.records import NOTHING_MORE, Extra, Line, Parity, identities
 from engines.proof.sabotage.selftest import require_policies, self_test
-from engines.proof.stage import Case, Subject, float64_limit, prove
+from engines.proof.stage import float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
+from engines.proof.subject import Case, Subject
 from engines.runtime.torch import TorchStage
 from engines.tensorrt.targets import require_compilable
 from export import precision as policies

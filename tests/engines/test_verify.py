@@ -18,7 +18,7 @@ from engines.artifacts.export import export_artifacts
 from engines.artifacts.manifest import FileEntry
 from engines.evaluator.half import HalfProducts
 from engines.proof.records import Parity
-from engines.proof.stage import ALL
+from engines.proof.subject import ALL
 from engines.proof.verify import verify
 from engines.show.proof import answers_table, islands_table, parity_table, tables
 from engines.show.summary import parity_summary, summary_table

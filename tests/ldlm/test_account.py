@@ -8,7 +8,7 @@ import pytest
 
 from ldlm import PRESETS
 from ldlm.account import PUBLISHED, account, gpt2_parameters
-from ldlm.checkpoint import skeleton
+from ldlm.model import skeleton
 
 EXPECTED = {
     "perceiver attention": 3_540_608,
