@@ -12,7 +12,6 @@ import onnx_ir as ir
 import pytest
 
 from engines.artifacts import folder as folders
-from engines.artifacts import manifest as manifests
 from engines.artifacts.build import build_artifacts
 from engines.compile.target import rtx_target
 from engines.proof.drift import drift
@@ -204,7 +203,7 @@ def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
 
     monkeypatch.setattr("engines.proof.verify.verify", verified)
     monkeypatch.setattr(Parity, "save", lambda *_: {})
-    monkeypatch.setattr(manifests, "updated", lambda folder: nullcontext(folders.load(folder)))
+    monkeypatch.setattr(folders, "updated", lambda folder: nullcontext(folders.load(folder)))
     for extra in (Extra(self_test=True), Extra(taps=True), Extra(runtime="rtx"), Extra()):
         command.measure(int8_artifacts, small_checkpoint, None, extra, again=True)
     floats = ["fp32", "fp16", "bf16"]
