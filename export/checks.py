@@ -13,13 +13,19 @@ from typing import TypedDict
 import onnx_ir as ir
 from torch import Tensor, nn
 
-from export.precision import ANY, Rule
-from export.stages import DYNAMIC, StageSpec
+from export.node_checks import (
+    check_constants,
+    check_counts,
+    check_integer_products,
+    check_layer_norms,
+    check_softcap,
+    count_of,
+)
+from export.passes import PASSES
+from export.precision import Precision
+from export.stages import DYNAMIC, StageSpec, compared, stages_of
 from ldlm.config import LDLMConfig
 from ldlm.errors import GraphCheckError
-
-# A node, which of its constants, the number expected and the one found.
-Constant = tuple[ir.Node, str, float, float | None]
 
 # Constants that are no parameters: axes, epsilons, shapes.
 SCALARS_ALLOWED = 4096
@@ -32,7 +38,7 @@ class Evidence(TypedDict):
     nodes: int
     parameter_bytes: int
     external_data: str
-    layer_norms_float32: int
+    layer_norms: int
     capped_attentions: int
     fused_attentions: int
     integer_products: int
@@ -48,7 +54,7 @@ def check_graph(
     spec: StageSpec,
     config: LDLMConfig,
     module: nn.Module,
-    rules: tuple[Rule, ...],
+    precision: Precision,
     opset: int,
 ) -> Evidence:
     """Run every check on one file.
@@ -57,7 +63,7 @@ def check_graph(
         path: the .onnx file, its external data beside it.
         spec, config: what the stage should look like.
         module: the module it was traced from, with the policy applied.
-        rules: the policy.
+        precision: of the graph.
         opset: the opset asked for.
 
     Raises:
@@ -68,53 +74,57 @@ def check_graph(
     _check_opset(model, spec, opset)
     _check_signature(graph, spec, config)
     _check_inputs_used(graph, spec)
-    norms = _check_layer_norms(graph, spec, module, rules)
-    capped = _check_softcap(graph, spec, config, rules)
-    if spec.name == "denoiser_step":
-        _check_whole_rows(graph, spec)
-    integers = _check_integer_products(graph, spec, module)
-    _check_constants(graph, spec, config)
+    check_counts(graph, spec, config)
+    check_layer_norms(graph, spec, precision)
+    check_softcap(graph, spec, precision)
+    integers = check_integer_products(graph, spec, module)
+    check_constants(graph, spec, config)
+    for name in spec.passes:
+        PASSES[name].check(graph, spec, precision)
     data = _check_external_data(path, graph, spec)
-    size = _check_size(graph, spec, config, module)
+    size = _check_size(graph, spec, module)
     return Evidence(
         opset=opset,
         nodes=len(graph),
         parameter_bytes=size,
         external_data=data,
-        layer_norms_float32=norms,
-        capped_attentions=capped,
-        fused_attentions=sum(node.op_type == "Attention" for node in graph),
+        layer_norms=count_of(graph, "LayerNormalization"),
+        capped_attentions=count_of(graph, "Tanh"),
+        fused_attentions=count_of(graph, "Attention"),
         integer_products=integers,
     )
 
 
-def check_split(evidence: Mapping[str, Evidence]) -> None:
-    """The loop's two graphs have all parameters and integer products of the denoiser between them.
+def check_shares(component: str, evidence: Mapping[str, Evidence]) -> None:
+    """Stages that each hold a share of a component's parameters hold all between them.
 
     Args:
-        evidence: of the graphs that share weights, by stage.
+        component: whose weights they read.
+        evidence: of its graphs, by stage.
 
     Raises:
-        GraphCheckError: some are in neither.
+        GraphCheckError: some parameters or integer products are in none.
     """
-    parts = ("conditioning", "denoiser_step")
-    if not all(name in evidence for name in parts):
+    shares = [spec.name for spec in stages_of(component) if not spec.whole]
+    if not shares:
         return
-    found = sum(evidence[name]["parameter_bytes"] for name in parts)
-    expected = evidence["denoiser"]["parameter_bytes"] - SCALARS_ALLOWED
+    whole = evidence[compared(component).name]
+    stages = " and ".join(shares)
+    found = sum(evidence[name]["parameter_bytes"] for name in shares)
+    expected = whole["parameter_bytes"] - SCALARS_ALLOWED
     if found < expected:
         raise GraphCheckError(
-            "the loop's graphs lack parameters of the denoiser",
-            stage=" and ".join(parts),
+            "graphs that share a component do not hold all its parameters",
+            stage=stages,
             expected=f"{expected:,} bytes or more",
             got=f"{found:,} bytes",
         )
-    products = sum(evidence[name]["integer_products"] for name in parts)
-    if products != evidence["denoiser"]["integer_products"]:
+    products = sum(evidence[name]["integer_products"] for name in shares)
+    if products != whole["integer_products"]:
         raise GraphCheckError(
-            "the loop's graphs have another number of integer products than the denoiser",
-            stage=" and ".join(parts),
-            expected=evidence["denoiser"]["integer_products"],
+            "graphs that share a component do not hold all its integer products",
+            stage=stages,
+            expected=whole["integer_products"],
             got=products,
         )
 
@@ -171,182 +181,6 @@ def _check_inputs_used(graph: ir.Graph, spec: StageSpec) -> None:
             )
 
 
-def _check_layer_norms(
-    graph: ir.Graph, spec: StageSpec, module: nn.Module, rules: tuple[Rule, ...]
-) -> int:
-    """As many LayerNormalization nodes as modules; data, scale and result in the rule's dtype."""
-    from ldlm.layers import BiaslessLayerNorm
-
-    expected = sum(isinstance(child, BiaslessLayerNorm) for child in module.modules())
-    if spec.name == "conditioning":  # the norms' gains, without the norms
-        expected = 0
-    elif spec.role == "folded":  # r_0 is a constant, and with it the norm of the query's MLP
-        expected -= 1
-    nodes = [node for node in graph if node.op_type == "LayerNormalization"]
-    if len(nodes) != expected:
-        raise GraphCheckError(
-            "the file has another number of LayerNormalization nodes than the module has norms",
-            stage=spec.name,
-            expected=expected,
-            got=len(nodes),
-        )
-    dtype = rule_dtype(rules, spec.weights, "layer_norm")
-    for node in nodes:
-        if spec.name == "denoiser_step" and dtype == ir.DataType.FLOAT and len(node.inputs) < 3:
-            raise GraphCheckError(
-                "a norm does not take its gain and bias from the table",
-                stage=spec.name,
-                tensor=node.name,
-            )
-        for value in (*node.inputs, node.outputs[0]):
-            if value is not None and value.dtype != dtype:
-                raise GraphCheckError(
-                    "a LayerNormalization is not in the dtype of its policy",
-                    stage=spec.name,
-                    tensor=value.name,
-                    expected=dtype,
-                    got=value.dtype,
-                )
-    return len(nodes)
-
-
-def _check_softcap(
-    graph: ir.Graph, spec: StageSpec, config: LDLMConfig, rules: tuple[Rule, ...]
-) -> int:
-    """One Tanh per capped attention, feeding a Softmax, both in the rule's dtype."""
-    for node in graph:
-        if node.op_type == "Attention" and node.attributes.get_float("softcap"):
-            raise GraphCheckError(
-                "an Attention node carries a softcap, which TensorRT refuses",
-                stage=spec.name,
-                tensor=node.name,
-            )
-    expected = spec.capped_attentions(config)
-    tanhs = [node for node in graph if node.op_type == "Tanh"]
-    softmaxes = [node for node in graph if node.op_type == "Softmax"]
-    for found, what in ((len(tanhs), "Tanh"), (len(softmaxes), "Softmax")):
-        if found != expected:
-            raise GraphCheckError(
-                f"the file does not have one {what} per capped attention",
-                stage=spec.name,
-                expected=expected,
-                got=found,
-                remedy="a missing Tanh means that the softcap was lost in the export",
-            )
-    if not expected:
-        return 0
-    dtype = rule_dtype(rules, spec.weights, "softcap_softmax")
-    for node in (*tanhs, *softmaxes):
-        for value in (node.inputs[0], node.outputs[0]):
-            if value is None or value.dtype != dtype:
-                raise GraphCheckError(
-                    f"a {node.op_type} of the capped softmax is not in the dtype of its policy",
-                    stage=spec.name,
-                    tensor=node.name,
-                    expected=dtype,
-                    got=None if value is None else value.dtype,
-                )
-    for node in softmaxes:
-        if not _reaches(node, "Tanh", through=("Mul",)):
-            raise GraphCheckError(
-                "a Softmax is not fed by the softcap", stage=spec.name, tensor=node.name
-            )
-    return expected
-
-
-def _check_whole_rows(graph: ir.Graph, spec: StageSpec) -> None:
-    """No float32 attention of the loop has its heads moved to and fro."""
-    for node in graph:
-        wide = node.op_type == "Attention" and node.outputs[0].dtype == ir.DataType.FLOAT
-        if wide and not node.attributes.get_int("q_num_heads", 0):
-            raise GraphCheckError(
-                "an attention of the loop does not read whole rows",
-                stage=spec.name,
-                tensor=node.name,
-                remedy="export.passes.fuse_rotary does not know the pattern it was traced to",
-            )
-
-
-def _check_integer_products(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
-    """One MatMulInteger per quantised layer, each with its own activations' zero point."""
-    from export.quantised import QuantisedLinear
-
-    expected = sum(isinstance(child, QuantisedLinear) for child in module.modules())
-    nodes = [node for node in graph if node.op_type == "MatMulInteger"]
-    if len(nodes) != expected and spec.role != "loop":  # `check_split` counts these together
-        raise GraphCheckError(
-            "the file has another number of integer products than the policy has layers",
-            stage=spec.name,
-            expected=expected,
-            got=len(nodes),
-            remedy="a layer that stayed in floats, or was merged with another, shows up here",
-        )
-    for node in nodes:
-        codes, weight, zero = node.inputs if len(node.inputs) == 3 else (None, None, None)
-        source = None if codes is None else codes.producer()
-        if source is None or source.op_type != "DynamicQuantizeLinear":
-            got = "no DynamicQuantizeLinear before it, or other inputs"
-        elif codes is not source.outputs[0] or zero is not source.outputs[2]:
-            got = "another zero point than its activations'"
-        elif weight is None or weight.const_value is None or weight.dtype != ir.DataType.INT8:
-            got = "no int8 weight"
-        else:
-            continue
-        raise GraphCheckError(
-            "an integer product does not read what it should",
-            stage=spec.name,
-            tensor=node.name,
-            expected="the codes and zero point of one DynamicQuantizeLinear, and an int8 weight",
-            got=got,
-            remedy="export it anew: a tool has changed the graph",
-        )
-    return len(nodes)
-
-
-def _check_constants(graph: ir.Graph, spec: StageSpec, config: LDLMConfig) -> None:
-    """Every eps and cap is the config's: a changed one can hide where no input comes near it."""
-    found: list[Constant] = []
-    scale = config.softcap * config.d_head**0.5
-    for node in graph:
-        if node.op_type == "LayerNormalization":
-            eps = node.attributes.get_float("epsilon", 1e-5)
-            found.append((node, "epsilon", config.norm_eps, eps))
-        if node.op_type in ("Clip", "Max"):
-            found.append((node, "eps", config.norm_eps, _scalar(node.inputs[1])))
-        if node.op_type == "Tanh" and spec.role == "folded":  # the scale is in the queries' gain
-            found += _caps(node, config)
-        elif node.op_type == "Tanh":
-            before = node.inputs[0].producer() if node.inputs[0] is not None else None
-            divisor = None if before is None else _scalar(before.inputs[1])
-            found.append((node, "cap * sqrt(d_head) before it", scale, divisor))
-            found += _caps(node, config)
-    for node, what, expected, got in found:
-        # Half constants are rounded to 11 or 8 bits; what is looked for is another number.
-        if got is None or abs(got - expected) > 0.01 * expected:
-            raise GraphCheckError(
-                f"a {node.op_type} has another constant than the config",
-                stage=spec.name,
-                tensor=f"{node.name}: {what}",
-                expected=expected,
-                got=got,
-            )
-
-
-def _caps(tanh: ir.Node, config: LDLMConfig) -> list[Constant]:
-    """The factor of every product that reads a Tanh, which should be the cap."""
-    uses = tanh.outputs[0].uses()
-    factors = [_scalar(node.inputs[1 - index]) for node, index in uses]
-    return [(tanh, "cap after it", config.softcap, factor) for factor in factors]
-
-
-def _scalar(value: ir.Value | None) -> float | None:
-    """The number that a value always is, if it is a constant of one element."""
-    if value is None or value.const_value is None:
-        return None
-    array = value.const_value.numpy()
-    return float(array.reshape(-1)[0]) if array.size == 1 else None
-
-
 def _check_external_data(path: Path, graph: ir.Graph, spec: StageSpec) -> str:
     """All external tensors in the one file that the stage's weights belong to."""
     expected = spec.data
@@ -365,7 +199,7 @@ def _check_external_data(path: Path, graph: ir.Graph, spec: StageSpec) -> str:
     return expected
 
 
-def _check_size(graph: ir.Graph, spec: StageSpec, config: LDLMConfig, module: nn.Module) -> int:
+def _check_size(graph: ir.Graph, spec: StageSpec, module: nn.Module) -> int:
     """The file holds each parameter once and hardly anything else."""
     found: Counter[str] = Counter()
     for array in _constants(graph):
@@ -381,13 +215,8 @@ def _check_size(graph: ir.Graph, spec: StageSpec, config: LDLMConfig, module: nn
     for half in ("float16", "bfloat16"):
         foldable["float32"] += 2 * max(0, surplus.get(half, 0) + foldable[half])
     for dtype, difference in surplus.items():
-        # A graph of the loop has its share of the parameters. A folded one has, in place of the
-        # weights that make them, at most five tables of what depends on the position.
-        least = -foldable[dtype] if spec.role in ("plain", "ids") else -expected[dtype]
-        most = SCALARS_ALLOWED
-        if spec.role == "folded":
-            most += 5 * 4 * config.n_positions * config.d_model
-        if not least <= difference <= most:
+        least = -foldable[dtype] if spec.whole else -expected[dtype]
+        if not least <= difference <= SCALARS_ALLOWED:
             raise GraphCheckError(
                 "the file does not hold the stage's parameters once each",
                 stage=spec.name,
@@ -406,26 +235,3 @@ def _constants(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
     for node in graph:
         if node.op_type == "Constant" and (attribute := node.attributes.get("value")) is not None:
             yield attribute.as_tensor()
-
-
-def rule_dtype(rules: tuple[Rule, ...], stage: str, what: str) -> ir.DataType:
-    """The dtype that a policy gives to a kind of computation in a stage."""
-    rule = next(r for r in rules if r.applies(stage) and r.what in (ANY, what))
-    return {
-        "float32": ir.DataType.FLOAT,
-        "float16": ir.DataType.FLOAT16,
-        "bfloat16": ir.DataType.BFLOAT16,
-    }[rule.dtype]
-
-
-def _reaches(node: ir.Node, op_type: str, through: tuple[str, ...]) -> bool:
-    """Whether an op of this type is upstream, with only `through` between."""
-    for value in node.inputs:
-        producer = None if value is None else value.producer()
-        if producer is None:
-            continue
-        if producer.op_type == op_type:
-            return True
-        if producer.op_type in through and _reaches(producer, op_type, through):
-            return True
-    return False

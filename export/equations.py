@@ -173,12 +173,12 @@ TAPS: dict[str, Taps] = {
 }
 
 
-def located(module: nn.Module, weights: str) -> dict[str, tuple[str, Tap]]:
+def located(module: nn.Module, component: str) -> dict[str, tuple[str, Tap]]:
     """Every tap of a stage: its full name -> (path of the submodule, tap), in order.
 
     In a block the name has the block's index before it: `3.r_bar`.
     """
-    taps = TAPS[weights]
+    taps = TAPS[component]
     found = {tap.name: (tap.module, tap) for tap in taps.before}
     for name, _ in module.get_submodule(taps.blocks).named_children():
         for tap in taps.block:
@@ -188,18 +188,18 @@ def located(module: nn.Module, weights: str) -> dict[str, tuple[str, Tap]]:
 
 
 @contextlib.contextmanager
-def tapped(module: nn.Module, weights: str) -> Iterator[list[str]]:
+def tapped(module: nn.Module, component: str) -> Iterator[list[str]]:
     """While this holds, the module returns (its output, every tap in order).
 
     Args:
         module: a stage's module.
-        weights: the name of its weights' stage.
+        component: the component of the stage.
 
     Yields:
         The taps' full names.
     """
     taken: defaultdict[str, list[Any]] = defaultdict(list)
-    places = located(module, weights)
+    places = located(module, component)
 
     def take(name: str, tap: Tap, _module: Any, inputs: Any, result: Any) -> None:
         taken[name].append(tap.read(inputs, result))
@@ -227,7 +227,7 @@ def tapped_graph(
     """An exported file with every tap as an output.
 
     A debug graph is exported from the module with the taps as outputs; it tells which value of
-    the file is which. What is then run is the file's own operators and weights.
+    the file is which. What is then run is the file's own operators and component.
 
     Args:
         path: the .onnx file.
@@ -245,7 +245,7 @@ def tapped_graph(
     from export.exporter import trace
     from export.passes.expose import expose
 
-    with tapped(module, spec.weights) as names:
+    with tapped(module, spec.component) as names:
         debug = trace(module, spec, config, extra=names)
     graph = ir.load(path)
     return graph, expose(graph, debug, spec.name)

@@ -14,22 +14,18 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from export import checks, precision
-from export.passes.argmax_tail import argmax_tail
-from export.passes.fold import fold
-from export.passes.fuse_rotary import fuse_rotary
-from export.passes.solver_update import next_step, solver_update
-from export.passes.split_conditioning import conditioning_graph, step_graph
+from export import checks
+from export.passes import PASSES
 from export.passes.strip_metadata import strip_metadata
+from export.precision import Precision, apply
 from export.stages import (
     DYNAMIC,
-    TABLE_STEPS,
     StageSpec,
     compared,
     example_sizes,
     graph_ranges,
-    sharing,
     stage,
+    stages_of,
 )
 from ldlm import files
 from ldlm.errors import ExportError
@@ -58,7 +54,9 @@ class ExportedGraph:
     evidence: checks.Evidence
 
 
-def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> list[ExportedGraph]:
+def export_stage(
+    model: LDLM, name: str, precision: str | Precision, folder: Path
+) -> list[ExportedGraph]:
     """Export a stage in a precision; stages that share its weights come with it.
 
     The files are written to a temporary folder, checked there, and only then moved to `folder`.
@@ -66,49 +64,65 @@ def export_stage(model: LDLM, name: str, precision_name: str, folder: Path) -> l
     Args:
         model: float32, in eval mode, on the CPU.
         name: a stage of `export.stages.STAGES`.
-        precision_name: a policy, see `export.precision.policy`.
-        folder: where `<stage>.onnx` and `<stage>.onnx.data` go.
+        precision: see `export.precision.Precision.of`.
+        folder: where `<stage>.onnx` and `<component>.onnx.data` go.
 
     Returns:
-        One entry per ONNX file: the plain graph's, and those that passes make of it.
+        One entry per ONNX file: the traced graph's, and those that passes make of it.
 
     Raises:
         ConfigError: no such stage or precision.
         ExportError: the stage cannot be exported, or the file fails a check.
         DiskSpaceError: the disk is full.
     """
-    weights = stage(name).weights
-    rules = precision.policy(precision_name)
-    specs = sharing(weights, precision_name)
-    traced = compared(weights)
-    module = precision.apply(traced.build(model), weights, rules).eval()
+    precision = Precision.of(precision)
+    component = stage(name).component
+    specs, traced = stages_of(component), compared(component)
+    module = apply(traced.torch(model), component, precision).eval()
+    require_own_names(module, traced)
     size = sum(tensor.nbytes for tensor in checks.tensors_of(module).values())
-    files.require_space(folder, size * len({spec.data for spec in specs}) + (8 << 20))
+    files.require_space(folder, size + (8 << 20))
 
     with files.staging_folder(folder) as staging:
         path = staging / f"{traced.name}.onnx"
         _save(trace(module, traced, model.config), path, traced.data)
         evidence: dict[str, checks.Evidence] = {}
-        for spec in sorted(specs, key=lambda spec: spec is not traced):  # the plain one first
+        for spec in sorted(specs, key=lambda spec: not spec.traced):  # the traced one first
             target = staging / f"{spec.name}.onnx"
-            if spec is not traced:
-                _derive(path, target, spec, model.config)
+            if not spec.traced:
+                _derive(path, target, spec)
             evidence[spec.name] = checks.check_graph(
-                target, spec, model.config, module, rules, OPSET
+                target, spec, model.config, module, precision, OPSET
             )
-        checks.check_split(evidence)
+        checks.check_shares(component, evidence)
         # The old graphs go first and the new ones come last: at no moment does an .onnx file
         # stand beside another's weights.
         for spec in specs:
             (folder / f"{spec.name}.onnx").unlink(missing_ok=True)
-        for data in dict.fromkeys(spec.data for spec in specs):
-            files.publish(staging / data, folder / data)
+        files.publish(staging / traced.data, folder / traced.data)
         for spec in specs:
             files.publish(staging / f"{spec.name}.onnx", folder / f"{spec.name}.onnx")
     return [
         ExportedGraph(spec, folder / f"{spec.name}.onnx", folder / spec.data, evidence[spec.name])
         for spec in specs
     ]
+
+
+def require_own_names(module: nn.Module, spec: StageSpec) -> None:
+    """Refuse an input or output with the name of a parameter: in ONNX the two would be one value.
+
+    Raises:
+        ExportError: naming it.
+    """
+    names = {tensor.name for tensor in (*spec.inputs, *spec.outputs)}
+    taken = sorted(names & checks.tensors_of(module).keys())
+    if taken:
+        raise ExportError(
+            "an input or output has the name of a parameter of its module",
+            stage=spec.name,
+            tensor=taken[0],
+            remedy="give the TensorSpec another name",
+        )
 
 
 def example_inputs(spec: StageSpec, config: LDLMConfig) -> tuple[Tensor, ...]:
@@ -185,27 +199,9 @@ def _save(model: ir.Model, path: Path, data: str | None) -> None:
         ir.save(model, path, external_data=data)
 
 
-def _derive(source: Path, target: Path, spec: StageSpec, config: LDLMConfig) -> None:
-    """Write a graph that passes make of the plain one, over the same external data.
-
-    A folded one has data of its own.
-    """
+def _derive(source: Path, target: Path, spec: StageSpec) -> None:
+    """Write the graph that a stage's passes make of the traced one, over the same data."""
     model = ir.load(source)
-    names = [tensor.name for tensor in (*spec.inputs, *spec.outputs)]
-    if spec.name == "token_decoder":
-        argmax_tail(model, spec.outputs[0].name)
-    elif spec.name == "conditioning":
-        conditioning_graph(model, "t", spec.outputs[0].name, TABLE_STEPS)
-    elif spec.name == "denoiser_step":
-        x, _, _, modulations, coefficients, noise, x_next, _, number = names
-        step_graph(model, "t", modulations, TABLE_STEPS)
-        fuse_rotary(model)
-        solver_update(model, (x, coefficients, noise, x_next), TABLE_STEPS)
-        next_step(model, number)
-    elif spec.role == "folded":
-        idle = [name for name, count in fold(model, config.n_positions).items() if not count]
-        if idle:
-            raise ExportError("a fold matches nothing", stage=spec.name, got=", ".join(idle))
-    else:
-        raise ExportError("no pass makes this stage", stage=spec.name)
-    _save(model, target, spec.data if spec.role == "folded" else None)
+    for name in spec.passes:
+        PASSES[name].apply(model, spec)
+    _save(model, target, None)

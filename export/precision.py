@@ -1,4 +1,4 @@
-"""Precision policies, as data: which computation runs in which dtype, and why.
+"""Precisions, as data: which computation runs in which dtype, and why.
 
 A policy is an ordered table of rules; the first that matches decides. What a rule can name are
 the kinds that the model's modules carry (`ldlm.layers.Island.kind`, "linear"), their own or that
@@ -23,21 +23,177 @@ if TYPE_CHECKING:
 ANY = "*"
 # The dtype of products in integers: `export.quantised`. It is for CPUs, and not for TensorRT.
 INTEGER = "int8"
-HALVES = ("float16", "bfloat16")
+
+# The runtimes that can run a precision, by the dtype of its products. ONNX Runtime's CPU provider
+# has no products of bfloat16; TensorRT takes no dynamic integers; PyTorch is the reference.
+RUNTIMES: dict[str, tuple[str, ...]] = {
+    "float32": ("ort", "torch", "evaluator", "rtx", "trt"),
+    "float16": ("ort", "evaluator", "rtx", "trt"),
+    "bfloat16": ("evaluator", "rtx", "trt"),
+    INTEGER: ("ort",),
+}
+
+# The rules that hold a computation in float32; each can be switched off for an experiment.
+ISLANDS = (
+    "time_embedding",
+    "layer_norm",
+    "rms_norm",
+    "softcap_softmax",
+    "residual",
+)
+
+# Between a precision's name and those of the islands that an experiment switches off.
+WITHOUT = "-without-"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`what` in `stages` is computed in `dtype`, because of `reason`."""
+    """`what` in `components` is computed in `dtype`, because of `reason`."""
 
-    stages: tuple[str, ...]
+    components: tuple[str, ...]
     what: str
     dtype: str
     reason: str
 
-    def applies(self, stage: str) -> bool:
-        """Whether the rule speaks of this stage."""
-        return ANY in self.stages or stage in self.stages
+    def applies(self, component: str) -> bool:
+        """Whether the rule speaks of this component."""
+        return ANY in self.components or component in self.components
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision, made once from its name (`Precision.of`) and passed on.
+
+    Attributes:
+        name: such as "fp16", or "fp16-without-rms_norm" for an experiment.
+        rules: its policy.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, name: str | Precision) -> Precision:
+        """Look a precision up: one of `POLICIES`, or what `without` makes of it.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        if isinstance(name, Precision):
+            return name
+        base, without, islands = name.partition(WITHOUT)
+        if base not in POLICIES:
+            raise ConfigError("no such precision", expected=" or ".join(POLICIES), got=name)
+        return POLICIES[base].without(islands.split("+")) if without else POLICIES[base]
+
+    def without(self, islands: Sequence[str]) -> Precision:
+        """The precision with the named islands computed in half: for experiments only.
+
+        Raises:
+            ConfigError: it has no island of a name.
+        """
+        known = {rule.what for rule in self.rules}
+        for name in islands:
+            if name not in ISLANDS:
+                raise ConfigError("no such island", expected=", ".join(ISLANDS), got=name)
+            if name not in known or not self.is_half:
+                raise ConfigError(
+                    "this precision has no island to switch off",
+                    expected="a half precision",
+                    got=f"{self} without {name}",
+                    remedy="add --precision fp16 or bf16",
+                )
+        base, _, before = self.name.partition(WITHOUT)
+        off = [name for name in ISLANDS if name in {*islands, *before.split("+")}]
+        rules = tuple(
+            replace(rule, dtype=self.products, reason="switched off for an experiment")
+            if rule.what in off
+            else rule
+            for rule in self.rules
+        )
+        return Precision(base + WITHOUT + "+".join(off), rules) if off else self
+
+    @property
+    def products(self) -> str:
+        """The dtype of the weights of its products."""
+        return next(rule.dtype for rule in self.rules if rule.what in (ANY, "linear"))
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether all of it is float32, the reference's own precision."""
+        return self.products == "float32"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether its products are in a half precision."""
+        return self.products in ("float16", "bfloat16")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its products are in integers."""
+        return self.products == INTEGER
+
+    @property
+    def is_experiment(self) -> bool:
+        """Whether islands are switched off."""
+        return WITHOUT in self.name
+
+    def islands(self, component: str) -> list[str]:
+        """What a half precision keeps in float32 in a component; no other one has islands."""
+        if not self.is_half:
+            return []
+        return [
+            rule.what
+            for rule in self.rules
+            if rule.what in ISLANDS and rule.applies(component) and rule.dtype == "float32"
+        ]
+
+    def dtype(self, component: str, what: str) -> str:
+        """The dtype that it gives to a kind of computation in a component."""
+        rules = (rule for rule in self.rules if rule.applies(component))
+        return next(rule.dtype for rule in rules if rule.what in (ANY, what))
+
+    def runs_on(self, runtime: str) -> bool:
+        """Whether a runtime ("ort", "torch", "evaluator", "rtx", "trt") can run it."""
+        return runtime in RUNTIMES[self.products]
+
+    def require(self, runtime: str) -> None:
+        """Refuse a runtime that cannot run it.
+
+        Raises:
+            ConfigError: with the runtimes that can, and the precisions that it can run.
+        """
+        if not self.runs_on(runtime):
+            others = [name for name, other in POLICIES.items() if other.runs_on(runtime)]
+            raise ConfigError(
+                f"{runtime} does not run this precision",
+                expected=" or ".join(others),
+                got=self.name,
+                remedy=f"{self} runs on: {', '.join(RUNTIMES[self.products])}",
+            )
+
+    def require_floats(self, what: str) -> None:
+        """Refuse products in integers for what is for the float precisions.
+
+        Raises:
+            ConfigError: naming what is not for them.
+        """
+        if self.is_integer:
+            floats = [name for name, other in POLICIES.items() if not other.is_integer]
+            raise ConfigError(
+                f"{what} for the float precisions",
+                expected=" or ".join(floats),
+                got=self.name,
+                remedy="name others with --precision",
+            )
+
+
+def precisions(names: Sequence[str | Precision]) -> list[Precision]:
+    """Several precisions; see `Precision.of`."""
+    return [Precision.of(name) for name in names]
 
 
 def _half(dtype: str) -> tuple[Rule, ...]:
@@ -69,120 +225,15 @@ def _integer() -> tuple[Rule, ...]:
     )
 
 
-POLICIES: dict[str, tuple[Rule, ...]] = {
-    "fp32": (Rule((ANY,), ANY, "float32", "the reference's own precision"),),
-    "fp16": _half("float16"),
-    "bf16": _half("bfloat16"),
-    "int8": _integer(),
-}
-
-# The rules that hold a computation in float32; each can be switched off for an experiment.
-ISLANDS = (
-    "time_embedding",
-    "layer_norm",
-    "rms_norm",
-    "softcap_softmax",
-    "residual",
-)
-
-
-# Between a policy's name and those of the islands that an experiment switches off.
-WITHOUT = "-without-"
-
-
-def policy(name: str) -> tuple[Rule, ...]:
-    """Look a policy up by name: one of `POLICIES`, or what `experiment` makes of it.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    base, without, islands = name.partition(WITHOUT)
-    if base not in POLICIES:
-        raise ConfigError("no such precision", expected=" or ".join(POLICIES), got=name)
-    return without_islands(POLICIES[base], islands.split("+")) if without else POLICIES[base]
-
-
-def experiment(name: str, islands: Sequence[str]) -> str:
-    """The name of a policy with islands switched off, such as `fp16-without-rms_norm`.
-
-    Raises:
-        ConfigError: there is no such policy, or an island is not one of its.
-    """
-    if not islands:
-        return name
-    without_islands(policy(name), islands)
-    base, _, before = name.partition(WITHOUT)
-    off = {*islands, *before.split("+")}
-    return base + WITHOUT + "+".join(island for island in ISLANDS if island in off)
-
-
-def islands_of(stage: str, rules: tuple[Rule, ...]) -> list[str]:
-    """The islands that a half policy keeps in a stage; no other policy has any."""
-    if not is_half(rules):
-        return []
-    return [
-        rule.what
-        for rule in rules
-        if rule.what in ISLANDS and rule.applies(stage) and rule.dtype == "float32"
-    ]
-
-
-def is_experiment(name: str) -> bool:
-    """Whether a policy's name says that islands are switched off."""
-    return WITHOUT in name
-
-
-def is_half(rules: tuple[Rule, ...]) -> bool:
-    """Whether a policy computes its products in a half precision."""
-    return product_dtype(rules) in HALVES
-
-
-def is_integer(rules: tuple[Rule, ...]) -> bool:
-    """Whether a policy computes its products in integers."""
-    return product_dtype(rules) == INTEGER
-
-
-def require_floats(names: Sequence[str], problem: str, remedy: str) -> None:
-    """Refuse precisions with products in integers, for what is not for them.
-
-    Raises:
-        ConfigError: with this problem and remedy, naming the first.
-    """
-    for name in names:
-        if is_integer(policy(name)):
-            floats = [other for other, rules in POLICIES.items() if not is_integer(rules)]
-            raise ConfigError(problem, expected=" or ".join(floats), got=name, remedy=remedy)
-
-
-def product_dtype(rules: tuple[Rule, ...]) -> str:
-    """The dtype that a policy gives to the weights of its products."""
-    return next(rule.dtype for rule in rules if rule.what in (ANY, "linear"))
-
-
-def without_islands(rules: tuple[Rule, ...], names: Sequence[str]) -> tuple[Rule, ...]:
-    """A policy in which the named islands are computed in half: for experiments only.
-
-    Raises:
-        ConfigError: the policy has no island of a name.
-    """
-    known = {rule.what for rule in rules}
-    for name in names:
-        if name not in ISLANDS:
-            raise ConfigError("no such island", expected=", ".join(ISLANDS), got=name)
-        if name not in known or not is_half(rules):
-            raise ConfigError(
-                "this precision has no island to switch off",
-                expected="a half precision",
-                got=f"{product_dtype(rules)} without {name}",
-                remedy="add --precision fp16 or bf16",
-            )
-    dtype = product_dtype(rules)
-    return tuple(
-        replace(rule, dtype=dtype, reason="switched off for an experiment")
-        if rule.what in names
-        else rule
-        for rule in rules
+POLICIES: dict[str, Precision] = {
+    name: Precision(name, rules)
+    for name, rules in (
+        ("fp32", (Rule((ANY,), ANY, "float32", "the reference's own precision"),)),
+        ("fp16", _half("float16")),
+        ("bf16", _half("bfloat16")),
+        ("int8", _integer()),
     )
+}
 
 
 @dataclass(frozen=True)
@@ -194,33 +245,36 @@ class Decision:
     rule: Rule
 
 
-def decide(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> list[Decision]:
+def decide(module: nn.Module, component: str, precision: Precision) -> list[Decision]:
     """The deciding rule of every module that has a dtype to decide.
 
     Args:
         module: a stage's module.
-        stage: the name of its weights' stage.
-        rules: a policy.
+        component: of the stage.
+        precision: whose rules decide.
 
     Raises:
         ExportError: a module that no rule decides, or a rule that decides nothing.
     """
-    rules = tuple(rule for rule in rules if rule.applies(stage))
+    rules = [rule for rule in precision.rules if rule.applies(component)]
     decisions = []
     for name, kinds in _with_kinds(module):
         rule = next((r for r in rules if r.what in kinds or fnmatchcase(name, r.what)), None)
         if rule is None:
             raise ExportError(
-                "no precision rule decides a computation", stage=stage, tensor=name, got=kinds[-1]
+                "no precision rule decides a computation",
+                stage=component,
+                tensor=name,
+                got=kinds[-1],
             )
         decisions.append(Decision(name, kinds[-1], rule))
     idle = [rule.what for rule in rules if all(d.rule != rule for d in decisions)]
     if idle:
-        raise ExportError("a precision rule matches nothing", stage=stage, got=", ".join(idle))
+        raise ExportError("a precision rule matches nothing", stage=component, got=", ".join(idle))
     return decisions
 
 
-def apply(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> nn.Module:
+def apply(module: nn.Module, component: str, precision: Precision) -> nn.Module:
     """A copy of a stage's module in which every computation has the dtype its rule gives.
 
     Raises:
@@ -230,7 +284,7 @@ def apply(module: nn.Module, stage: str, rules: tuple[Rule, ...]) -> nn.Module:
 
     from export.quantised import QuantisedLinear
 
-    decisions = decide(module, stage, rules)
+    decisions = decide(module, component, precision)
     module = copy.deepcopy(module)
     for decision in decisions:
         dtype = getattr(torch, decision.rule.dtype)

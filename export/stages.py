@@ -1,21 +1,19 @@
 """The stages of generation, as data.
 
-Example inputs, dynamic shapes, TensorRT profiles, input checks and runtime buffers are all
-derived from these tables. Imports no torch.
+Example inputs, dynamic shapes, graph checks, TensorRT profiles, input checks and runtime buffers
+are all derived from this table. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from export.precision import policy, product_dtype
 from ldlm.config import LDLMConfig
-from ldlm.errors import ConfigError, StageInputError
+from ldlm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import nn
 
     from ldlm.model import LDLM
@@ -55,11 +53,20 @@ class AxisRange:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A stage's input or output: its name in `forward`, in ONNX and in the engine alike."""
+    """A stage's input or output.
+
+    Attributes:
+        name: in `forward`, in ONNX and in the engine alike.
+        axes: names of DYNAMIC or of fields of the config, or sizes.
+        dtype: as NumPy names it.
+        like: of an input, what it is in generation: how the proof draws it; see
+            `engines.proof.inputs`.
+    """
 
     name: str
     axes: tuple[str | int, ...]
     dtype: str = "float32"
+    like: str = "noise"
 
     def shape(self, config: LDLMConfig, dynamic: Mapping[str, Any]) -> tuple[Any, ...]:
         """Sizes of the axes: dynamic ones from the mapping, named ones from the config."""
@@ -77,76 +84,133 @@ class StageSpec:
         name: of the stage and of its file.
         summary: what it computes, for tables.
         inputs, outputs: its tensors, in order; the first output is what is compared.
-        weights: the stage whose weights file it uses.
-        module: the module of ldlm that defines it.
-        role: "plain": traced from the model, and compared equation by equation. The others are
-            derived from its graph: "ids" has another end, "loop" is what a sampler's loop calls,
-            "folded" is the same function with its constants folded, with weights of its own.
-        capped: the config field that counts its capped attentions, if it has any.
+        component: the part of the model whose weights it reads; stages of one component share a
+            weights file, and are exported together.
+        counts: how many nodes of an operator its graph has; operators that are not named are free.
+        module: the module of ldlm that defines it: code that it depends on.
+        build: its module in PyTorch, which shares the model's tensors; None where there is none.
+        source: of a derived stage, the traced one whose graph the passes change.
+        passes: names of `export.passes.PASSES`, in order.
+        compiled: whether TensorRT engines are built of it.
+        whole: whether its graph holds all parameters of the component; stages that do not hold
+            them between them.
     """
 
     name: str
     summary: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    weights: str
+    component: str
+    counts: Callable[[LDLMConfig], dict[str, int]]
     module: str
-    role: str = "plain"
-    capped: str | None = None
+    build: Callable[[LDLM], nn.Module] | None = None
+    source: str | None = None
+    passes: tuple[str, ...] = ()
+    compiled: bool = False
+    whole: bool = True
 
-    def build(self, model: LDLM) -> nn.Module:
-        """The torch module of this stage; shares the model's tensors."""
-        from ldlm.latent_decoder import LatentsToHidden
-        from ldlm.token_decoder import GreedyTokens
+    def __post_init__(self) -> None:
+        derived = self.source is not None
+        if derived != bool(self.passes) or not (derived or self.build):
+            raise ConfigError(
+                "a stage is either traced or derived",
+                expected="build, or source and passes",
+                got=self.name,
+            )
 
-        modules: dict[str, nn.Module] = {
-            "denoiser": model.denoiser,
-            "latent_decoder": LatentsToHidden(
-                model.latent_decoder, model.latent_mean, model.latent_std
-            ),
-            "token_decoder": GreedyTokens(model.token_decoder),
-            "token_decoder_logits": model.token_decoder,
-        }
-        if self.name not in modules:
-            raise ConfigError("a stage without a module of its own", got=self.name)
-        return modules[self.name]
+    @property
+    def traced(self) -> bool:
+        """Whether its graph is traced from its module, and compared equation by equation."""
+        return self.source is None
+
+    def torch(self, model: LDLM) -> nn.Module:
+        """Its module in PyTorch.
+
+        Raises:
+            ConfigError: PyTorch has none: passes make this graph.
+        """
+        if self.build is None:
+            raise ConfigError("a stage without a module in PyTorch", got=self.name)
+        return self.build(model)
 
     @property
     def data(self) -> str:
         """Name of the external data file that its graph reads."""
-        return f"{self.name if self.role == 'folded' else self.weights}.onnx.data"
+        return f"{self.component}.onnx.data"
 
     @property
     def dynamic(self) -> bool:
         """Whether a size of its inputs is the caller's choice."""
         return any(axis in DYNAMIC for tensor in self.inputs for axis in tensor.axes)
 
-    def capped_attentions(self, config: LDLMConfig) -> int:
-        """How many attentions of this stage cap their scores."""
-        return getattr(config, self.capped) if self.capped else 0
+    def input(self, name: str) -> TensorSpec:
+        """An input by its name."""
+        return next(tensor for tensor in self.inputs if tensor.name == name)
+
+
+def _denoiser(model: LDLM) -> nn.Module:
+    return model.denoiser
+
+
+def _latent_decoder(model: LDLM) -> nn.Module:
+    from ldlm.latent_decoder import LatentsToHidden
+
+    return LatentsToHidden(model.latent_decoder, model.latent_mean, model.latent_std)
+
+
+def _tokens(model: LDLM) -> nn.Module:
+    from ldlm.token_decoder import GreedyTokens
+
+    return GreedyTokens(model.token_decoder)
+
+
+def _logits(model: LDLM) -> nn.Module:
+    return model.token_decoder
+
+
+def _denoiser_counts(config: LDLMConfig) -> dict[str, int]:
+    blocks = config.denoiser_blocks
+    return {"LayerNormalization": 2 * blocks + 1, "Attention": blocks, "Tanh": 0, "Softmax": 0}
+
+
+def _latent_decoder_counts(config: LDLMConfig) -> dict[str, int]:
+    """One Tanh and one Softmax per capped attention; a norm per block and the query's own."""
+    blocks = config.decoder_blocks
+    return {"LayerNormalization": blocks + 1, "Attention": 0, "Tanh": blocks, "Softmax": blocks}
+
+
+def _token_decoder_counts(config: LDLMConfig) -> dict[str, int]:
+    blocks = config.token_blocks
+    norms = 2 * blocks + config.token_final_norm
+    return {"LayerNormalization": norms, "Attention": blocks, "Tanh": 0, "Softmax": 0}
 
 
 _STATE = (BATCH, LENGTH, WIDTH)
+_MODULATIONS = (TABLE_STEPS, ROWS, WIDTH)
 
 STAGES: tuple[StageSpec, ...] = (
     StageSpec(
         name="conditioning",
         summary="what depends on the times alone, once for 64 steps",
-        inputs=(TensorSpec("t", (TABLE_STEPS,)),),
-        outputs=(TensorSpec("modulations", (TABLE_STEPS, ROWS, WIDTH)),),
-        weights="denoiser",
+        inputs=(TensorSpec("t", (TABLE_STEPS,), like="times of a table"),),
+        outputs=(TensorSpec("modulations", _MODULATIONS),),
+        component="denoiser",
+        counts=lambda _: {"LayerNormalization": 0, "Attention": 0, "Tanh": 0, "Softmax": 0},
+        source="denoiser",
         module="ldlm.denoiser",
-        role="loop",
+        passes=("conditioning_graph",),
+        compiled=True,
+        whole=False,
     ),
     StageSpec(
         name="denoiser_step",
         summary="x_next, x0_hat and the next step's number: the denoiser and the solver's update",
         inputs=(
-            TensorSpec("x", _STATE),
+            TensorSpec("x", _STATE, like="latents"),
             TensorSpec("x0_prev", _STATE),
-            TensorSpec("step", (1,), "int64"),
-            TensorSpec("modulations", (TABLE_STEPS, ROWS, WIDTH)),
-            TensorSpec("coefficients", (TABLE_STEPS, 3)),
+            TensorSpec("step", (1,), "int64", like="number of a step"),
+            TensorSpec("modulations", _MODULATIONS, like="modulations"),
+            TensorSpec("coefficients", (TABLE_STEPS, 3), like="coefficients"),
             TensorSpec("noise", _STATE),
         ),
         outputs=(
@@ -154,84 +218,87 @@ STAGES: tuple[StageSpec, ...] = (
             TensorSpec("x0_hat", _STATE),
             TensorSpec("next_step", (1,), "int64"),
         ),
-        weights="denoiser",
+        component="denoiser",
+        counts=_denoiser_counts,
+        source="denoiser",
         module="ldlm.denoiser",
-        role="loop",
+        passes=("step_graph", "fuse_rotary", "solver_update", "next_step"),
+        compiled=True,
+        whole=False,
     ),
     StageSpec(
         name="denoiser",
         summary="x0_hat from x_t, t and x0_prev",
         inputs=(
-            TensorSpec("x_t", _STATE),
-            TensorSpec("t", (BATCH,)),
-            TensorSpec("x0_prev", _STATE),
+            TensorSpec("x_t", _STATE, like="noisy latents"),
+            TensorSpec("t", (BATCH,), like="times"),
+            TensorSpec("x0_prev", _STATE, like="estimate"),
         ),
         outputs=(TensorSpec("x0_hat", _STATE),),
-        weights="denoiser",
+        component="denoiser",
+        counts=_denoiser_counts,
         module="ldlm.denoiser",
+        build=_denoiser,
     ),
     StageSpec(
         name="latent_decoder",
         summary="hidden states from latents",
-        inputs=(TensorSpec("z", _STATE),),
+        inputs=(TensorSpec("z", _STATE, like="latents"),),
         outputs=(TensorSpec("h_hat", _STATE),),
-        weights="latent_decoder",
+        component="latent_decoder",
+        counts=_latent_decoder_counts,
         module="ldlm.latent_decoder",
-        capped="decoder_blocks",
-    ),
-    StageSpec(
-        name="latent_decoder_folded",
-        summary="hidden states from latents, constants folded; float32 alone",
-        inputs=(TensorSpec("z", _STATE),),
-        outputs=(TensorSpec("h_hat", _STATE),),
-        weights="latent_decoder",
-        module="ldlm.latent_decoder",
-        role="folded",
-        capped="decoder_blocks",
+        build=_latent_decoder,
+        compiled=True,
     ),
     StageSpec(
         name="token_decoder",
         summary="token ids from hidden states, deployed",
-        inputs=(TensorSpec("h_hat", _STATE),),
+        inputs=(TensorSpec("h_hat", _STATE, like="latents"),),
         outputs=(TensorSpec("token_ids", (BATCH, LENGTH), "int64"),),
-        weights="token_decoder",
+        component="token_decoder",
+        counts=_token_decoder_counts,
         module="ldlm.token_decoder",
-        role="ids",
+        build=_tokens,
+        source="token_decoder_logits",
+        passes=("argmax_tail",),
+        compiled=True,
     ),
     StageSpec(
         name="token_decoder_logits",
         summary="logits from hidden states, compared",
-        inputs=(TensorSpec("h_hat", _STATE),),
+        inputs=(TensorSpec("h_hat", _STATE, like="latents"),),
         outputs=(TensorSpec("logits", (BATCH, LENGTH, VOCAB)),),
-        weights="token_decoder",
+        component="token_decoder",
+        counts=_token_decoder_counts,
         module="ldlm.token_decoder",
+        build=_logits,
     ),
 )
 
-# What is exported in one piece: one entry per weights file.
-DEPLOYED: tuple[str, ...] = tuple(dict.fromkeys(spec.weights for spec in STAGES))
-
-# What an engine is compiled of: of the denoiser, what the sampler's loop calls.
-COMPILED: tuple[str, ...] = ("conditioning", "denoiser_step", "latent_decoder", "token_decoder")
+# What a sampler calls: step by step, or in a loop of its own and then the decoders.
+SAMPLED: tuple[str, str, str] = ("denoiser", "latent_decoder", "token_decoder")
+LOOP: tuple[str, str] = ("conditioning", "denoiser_step")
 
 
-def sharing(weights: str, precision: str) -> list[StageSpec]:
-    """The stages that a precision has of these weights.
-
-    Nothing is folded into half or integer weights: they would be rounded a second time.
-    """
-    folds = product_dtype(policy(precision)) == "float32"
-    return [s for s in STAGES if s.weights == weights and (folds or s.role != "folded")]
+def components() -> list[str]:
+    """What is exported in one piece each: one entry per weights file."""
+    return list(dict.fromkeys(spec.component for spec in STAGES))
 
 
-def compiled(weights: str) -> list[str]:
-    """The stages over these weights that engines are built of."""
-    return [name for name in COMPILED if stage(name).weights == weights]
+def stages_of(component: str) -> list[StageSpec]:
+    """The stages that read this component's weights."""
+    return [spec for spec in STAGES if spec.component == component]
 
 
-def compared(weights: str) -> StageSpec:
-    """Of the stages that share these weights, the plain one."""
-    return next(spec for spec in STAGES if spec.weights == weights and spec.role == "plain")
+def compiled(component: str | None = None) -> list[str]:
+    """The stages, of this component or of all, that engines are built of."""
+    return [s.name for s in STAGES if s.compiled and component in (None, s.component)]
+
+
+def compared(component: str) -> StageSpec:
+    """Of the stages of a component, the traced one."""
+    return next(spec for spec in stages_of(component) if spec.traced)
 
 
 def stage(name: str) -> StageSpec:
@@ -252,65 +319,3 @@ def graph_ranges(config: LDLMConfig) -> dict[str, AxisRange]:
         BATCH: AxisRange(1, 1, MAX_BATCH),
         LENGTH: AxisRange(1, min(256, config.n_positions), config.n_positions),
     }
-
-
-def checked_feeds(
-    spec: StageSpec,
-    config: LDLMConfig,
-    ranges: Mapping[str, AxisRange],
-    inputs: Sequence[NDArray[Any]],
-) -> dict[str, NDArray[Any]]:
-    """Arrays in the spec's order, by their names, after `check_inputs`.
-
-    Raises:
-        StageInputError: naming the first input that does not fit.
-    """
-    names = [tensor.name for tensor in spec.inputs]
-    feeds = dict(zip(names, inputs, strict=False)) if len(inputs) == len(names) else {}
-    found = {name: (array.dtype.name, array.shape) for name, array in feeds.items()}
-    check_inputs(spec, config, ranges, found)
-    return feeds
-
-
-def check_inputs(
-    spec: StageSpec,
-    config: LDLMConfig,
-    ranges: Mapping[str, AxisRange],
-    found: Mapping[str, tuple[str, tuple[int, ...]]],
-) -> None:
-    """Check (dtype, shape) of every input against the spec and the allowed ranges.
-
-    Raises:
-        StageInputError: naming the first input that does not fit.
-    """
-    names = [tensor.name for tensor in spec.inputs]
-    if list(found) != names:
-        raise StageInputError(
-            "other inputs than the stage takes", stage=spec.name, expected=names, got=list(found)
-        )
-    sizes: dict[str, int] = {}
-    for tensor in spec.inputs:
-        dtype, shape = found[tensor.name]
-        if len(shape) == len(tensor.axes):
-            for axis, size in zip(tensor.axes, shape, strict=True):
-                sizes.setdefault(str(axis), size)
-        dynamic = {axis: sizes.get(axis, axis) for axis in DYNAMIC}
-        expected = tensor.shape(config, dynamic)
-        if dtype != tensor.dtype or shape != expected:
-            raise StageInputError(
-                "an input has the wrong dtype or shape",
-                stage=spec.name,
-                tensor=tensor.name,
-                expected=f"{tensor.dtype} {list(expected)}",
-                got=f"{dtype} {list(shape)}",
-            )
-    for axis, allowed in ranges.items():
-        size = sizes.get(axis, allowed.min)
-        if not allowed.min <= size <= allowed.max:
-            raise StageInputError(
-                f"the {axis} is outside what was built",
-                stage=spec.name,
-                expected=f"{allowed.min}..{allowed.max}",
-                got=size,
-                remedy=f"use a smaller {axis}, or build with a larger range",
-            )

@@ -1,144 +1,286 @@
-"""The sampler: noise to tokens, whichever runtime is behind the three stages. NumPy only."""
+"""The sampler: noise to tokens, whichever runtime is behind the three stages. NumPy only.
+
+A sampler is a generator of steps: `Run` goes through all batches of all requests, and stops
+between two steps whenever its caller does. Progress, drift, benchmarks and deadlines look at the
+same steps.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ldlm.config import LDLMConfig
 from ldlm.errors import SamplerError
 from ldlm.noise import Float32s, NoiseStream
 from ldlm.schedule import TangentSchedule, checked_grid
 from ldlm.solvers import StepTable, step_table
 
+Ids = NDArray[np.int64]
 Stage = Callable[..., Any]
-Tick = Callable[[], None]
-# All steps of a batch: its noise in, latents z [B, T, d] out. `Tick` is called after every step.
-Run = Callable[[NoiseStream, Tick], Any]
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """One step of a batch, done.
+
+    Attributes:
+        seconds: spent inside the runtime's graph.
+        x: the state after it [B, T, d], in the runtime's own array type; the last one is z. It
+            is to be read before the next step.
+        x0_hat: the denoiser's estimate [B, T, d] on the host, likewise.
+    """
+
+    seconds: float
+    x: Callable[[], Any]
+    x0_hat: Callable[[], Float32s]
+
+
+# All steps of a batch, from its noise. What they hold goes back when the generator is closed.
+Steps = Callable[[NoiseStream], Generator[LoopStep, None, None]]
 # What a runtime prepares for a table of steps, once for all batches.
-Loop = Callable[[StepTable], Run]
+Loop = Callable[[StepTable], Steps]
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The three stages as plain callables; arrays in, array out.
-
-    Where the denoiser is called step by step, arrays are of one type with + and *.
+    """What a runtime samples with. May be shared by threads: every run has a state of its own.
 
     Attributes:
-        denoiser: (x_t [B,T,d], t [B], x0_prev [B,T,d]) -> x0_hat [B,T,d]. None where the runtime
-            has nothing but a loop of its own.
-        latent_decoder: z [B,T,d] -> h_hat [B,T,d].
-        token_decoder: h_hat [B,T,d] -> token ids [B,T].
-        to_array: turns a NumPy array into the stages' array type.
-        loop: a runtime's own way through the steps; None calls the denoiser step by step.
-        alone: whether every sample goes through by itself, because a batch would change it.
+        config: of the model.
+        loop: all steps of a batch.
+        latent_decoder: z [B, T, d] -> h_hat [B, T, d].
+        token_decoder: h_hat [B, T, d] -> token ids [B, T].
+        one_at_a_time: whether every sample goes through by itself, because a batch would change it.
     """
 
-    denoiser: Stage | None
+    config: LDLMConfig
+    loop: Loop
     latent_decoder: Stage
     token_decoder: Stage
-    to_array: Callable[[Float32s], Any] = lambda array: array
-    loop: Loop | None = field(default=None, kw_only=True)
-    alone: bool = field(default=False, kw_only=True)
+    one_at_a_time: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
-    """What to sample.
+    """What to sample; None is the model's own.
 
     Attributes:
-        d_model: width of the latents.
-        length: positions per text, T.
         samples: number of texts.
-        batch_size: texts that go through the stages together; changes no text. Stages that are
-            `alone` take each by itself.
+        length: positions per text, T; by default 64, or the model's most.
+        batch_size: texts that go through the stages together; changes no text. Stages that take
+            samples one at a time do so.
         steps: denoiser calls, on the schedule's own grid.
         grid: a decreasing time grid of one's own, in place of `steps`.
         solver: a name in `ldlm.solvers.SOLVERS`.
         seed: see `ldlm.noise`.
-        schedule: the noise schedule.
     """
 
-    d_model: int
-    length: int
     samples: int = 1
+    length: int | None = None
     batch_size: int = 1
-    steps: int = 1024
+    steps: int | None = None
     grid: Sequence[float] | None = None
     solver: str = "euler"
     seed: int = 0
-    schedule: TangentSchedule = field(default_factory=TangentSchedule)
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "length", "samples", "batch_size"):
-            if getattr(self, name) < 1:
-                raise SamplerError(
-                    f"{name} is not usable", expected="at least 1", got=getattr(self, name)
-                )
+        for name in ("samples", "length", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SamplerError(f"{name} is not usable", expected="at least 1", got=value)
+        if self.grid is not None and self.steps is not None:
+            raise SamplerError("a grid has its own number of steps", got="a grid and steps")
+
+    def of(self, config: LDLMConfig) -> SampleRequest:
+        """The request with the model's own values in place of None.
+
+        Raises:
+            SamplerError: the text is longer than the model has positions.
+        """
+        length = min(64, config.n_positions) if self.length is None else self.length
+        if length > config.n_positions:
+            raise SamplerError(
+                "the text is longer than the model has positions",
+                expected=f"at most {config.n_positions}",
+                got=length,
+            )
+        steps = self.steps
+        if steps is None and self.grid is None:
+            steps = config.sampler_steps
+        return replace(self, length=length, steps=steps)
+
+    def table(self, config: LDLMConfig) -> StepTable:
+        """Its steps, on the model's schedule.
+
+        Raises:
+            SamplerError: a grid or a solver that cannot be used.
+        """
+        schedule = TangentSchedule(config.tangent_d, config.t_min)
+        steps = self.of(config).steps
+        grid = checked_grid(self.grid or ()) if steps is None else schedule.grid(steps)
+        return step_table(self.solver, schedule, grid)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Progress of a run.
+
+    Attributes:
+        done, total: steps of all batches of all requests.
+        request: the number of the request that is being sampled.
+        loop: the step itself.
+    """
+
+    done: int
+    total: int
+    request: int
+    loop: LoopStep
+
+
+class Run:
+    """Requests on their way: an iterator of steps, and then their tokens.
+
+    Leaving the loop, `close` or the end of a `with` cancels it and gives back what it holds.
+
+    Args:
+        stages: of any runtime.
+        requests: one, or several that are sampled one after the other.
+
+    Attributes:
+        token_ids: of every request that is done, [samples, T].
+        seconds: from the first step to the present one.
+
+    Raises:
+        SamplerError: an unusable request; before the first step.
+    """
+
+    def __init__(self, stages: Stages, requests: SampleRequest | Sequence[SampleRequest]) -> None:
+        asked = [requests] if isinstance(requests, SampleRequest) else requests
+        self._stages = stages
+        self._requests = [request.of(stages.config) for request in asked]
+        self._tables = [request.table(stages.config) for request in self._requests]
+        self.total = sum(
+            len(table) * len(_batches(stages, request))
+            for request, table in zip(self._requests, self._tables, strict=True)
+        )
+        for request in self._requests:  # a seed that cannot be used
+            NoiseStream(request.seed, range(0), (1, 1))
+        self.token_ids: list[Ids] = []
+        self.seconds = 0.0
+        self._steps = self._run()
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop between two steps."""
+        self._steps.close()
+
+    def _run(self) -> Generator[Step, None, None]:
+        started, done = time.perf_counter(), 0
+        for number, (request, table) in enumerate(zip(self._requests, self._tables, strict=True)):
+            steps = self._stages.loop(table)
+            shape = (request.length or 0, self._stages.config.d_model)
+            ids = []
+            for indices in _batches(self._stages, request):
+                with closing(steps(NoiseStream(request.seed, indices, shape))) as loop:
+                    for step in loop:
+                        done += 1
+                        self.seconds = time.perf_counter() - started
+                        yield Step(done, self.total, number, step)
+                    # The state of the last step is still held: on a device it is read there.
+                    ids.append(self._decode(step))
+            self.token_ids.append(np.concatenate(ids))
+            self.seconds = time.perf_counter() - started
+
+    def _decode(self, last: LoopStep) -> Ids:
+        h_hat = self._stages.latent_decoder(last.x())
+        return np.asarray(self._stages.token_decoder(h_hat), np.int64)
+
+
+def _batches(stages: Stages, request: SampleRequest) -> list[range]:
+    size = 1 if stages.one_at_a_time else request.batch_size
+    return [
+        range(first, min(first + size, request.samples))
+        for first in range(0, request.samples, size)
+    ]
 
 
 def sample(
     stages: Stages,
     request: SampleRequest,
     progress: Callable[[int, int], None] | None = None,
-) -> NDArray[np.int64]:
+) -> Ids:
     """Sample token ids [samples, T].
 
-    Every step evaluates A x + B x0_hat + C eps in this order in float32, so that all runtimes
-    and loops round alike; only a GPU may contract a product and a sum.
-
     Args:
-        stages: the three stages.
+        stages: of any runtime.
         request: what to sample.
-        progress: called with (steps done, steps in all) after every denoiser call.
+        progress: called with (steps done, steps in all) after every step.
 
     Raises:
         SamplerError: an unusable request.
     """
-    schedule = request.schedule
-    grid = schedule.grid(request.steps) if request.grid is None else checked_grid(request.grid)
-    table = step_table(request.solver, schedule, grid)
-    size = 1 if stages.alone else request.batch_size
-    batches = [
-        range(first, min(first + size, request.samples))
-        for first in range(0, request.samples, size)
-    ]
-    done, total = itertools.count(1), len(table) * len(batches)
-
-    def tick() -> None:
+    run = Run(stages, request)
+    for step in run:
         if progress is not None:
-            progress(next(done), total)
-
-    run = (stages.loop or plain_loop(stages))(table)
-    tokens = []
-    for indices in batches:
-        noise = NoiseStream(request.seed, indices, (request.length, request.d_model))
-        ids = stages.token_decoder(stages.latent_decoder(run(noise, tick)))
-        tokens.append(np.asarray(ids, np.int64))
-    return np.concatenate(tokens)
+            progress(step.done, step.total)
+    (ids,) = run.token_ids
+    return ids
 
 
-def plain_loop(stages: Stages) -> Loop:
-    """The loop as it is written down: one denoiser call and one update per step."""
-    return lambda table: functools.partial(_steps, stages, table)
+class DenoiserLoop:
+    """`Loop` as it is written down: one denoiser call and one update per step.
 
+    Every step evaluates A x + B x0_hat + C eps in this order in float32, so that all runtimes and
+    loops round alike; only a GPU may contract a product and a sum.
 
-def _steps(stages: Stages, table: StepTable, noise: NoiseStream, tick: Tick) -> Any:
-    if stages.denoiser is None:
-        raise SamplerError("these stages have neither a denoiser nor a loop")
-    x = stages.to_array(noise.draw())
-    x0_hat = stages.to_array(np.zeros(noise.shape, np.float32))
-    for t, A, B, C in zip(table.t, table.A, table.B, table.C, strict=True):
-        times = stages.to_array(np.full(len(x), t))
-        x0_hat = stages.denoiser(x, times, x0_hat)
-        # Python floats: they hold the float32 values exactly and promote no array type.
-        mean = float(A) * x + float(B) * x0_hat
-        x = mean + float(C) * stages.to_array(noise.draw()) if C else mean
-        tick()
-    return x
+    Args:
+        denoiser: (x_t [B,T,d], t [B], x0_prev [B,T,d]) -> x0_hat [B,T,d], on arrays of any type
+            with + and *.
+        to_array: turns a NumPy array into that type.
+    """
+
+    def __init__(
+        self, denoiser: Stage, to_array: Callable[[Float32s], Any] = lambda array: array
+    ) -> None:
+        self._denoiser, self._to_array = denoiser, to_array
+
+    def __call__(self, table: StepTable) -> Steps:
+        """Nothing needs to be prepared; see `Loop`."""
+        return lambda noise: self._steps(table, noise)
+
+    def _steps(self, table: StepTable, noise: NoiseStream) -> Generator[LoopStep, None, None]:
+        x = self._to_array(noise.draw())
+        x0_hat = self._to_array(np.zeros(noise.shape, np.float32))
+        for t, A, B, C in zip(table.t, table.A, table.B, table.C, strict=True):
+            times = self._to_array(np.full(len(x), t))
+            started = time.perf_counter()
+            x0_hat = self._denoiser(x, times, x0_hat)
+            seconds = time.perf_counter() - started
+            # Python floats: they hold the float32 values exactly and promote no array type.
+            mean = float(A) * x + float(B) * x0_hat
+            x = mean + float(C) * self._to_array(noise.draw()) if C else mean
+            yield LoopStep(seconds, lambda x=x: x, lambda e=x0_hat: np.asarray(e))  # type: ignore[misc]

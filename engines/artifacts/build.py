@@ -12,8 +12,8 @@ from engines.artifacts.digests import Digests
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
 from engines.compile.target import Profiles, Target
-from engines.tensorrt.targets import compilable, require_compilable
-from export.stages import COMPILED, stage
+from export.precision import Precision
+from export.stages import compiled, stage
 from ldlm import files
 from ldlm.errors import ArtifactError
 
@@ -43,10 +43,13 @@ def build_artifacts(
     """
     manifest = folders.load(folder)
     exported = manifest.precisions()
-    chosen = precisions or list(filter(compilable, exported)) or exported
-    require_compilable(chosen)
+    library = target.library
+    takes = [name for name in exported if Precision.of(name).runs_on(library)]
+    chosen = precisions or takes or exported
+    for name in chosen:
+        Precision.of(name).require(library)
     # Every input is looked up before the first engine is built.
-    wanted = [manifest.graph(name, compiled) for name in chosen for compiled in COMPILED]
+    wanted = [manifest.graph(name, stage) for name in chosen for stage in compiled()]
     digests = Digests(folder)
     decisions = []
     for graph in wanted:
@@ -142,5 +145,5 @@ def _with_engine(folder: Path, manifest: Manifest | None, entry: EngineEntry) ->
         raise ArtifactError("the artifacts were removed while an engine was built", got=folder)
     manifest.put_engine(entry)
     # No build would ever replace an engine of a stage that is compiled no more.
-    manifest.engines = [e for e in manifest.engines if e.stage in COMPILED]
+    manifest.engines = [e for e in manifest.engines if e.stage in compiled()]
     return manifest

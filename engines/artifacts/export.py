@@ -22,8 +22,8 @@ from engines.artifacts.digests import Digests, text_digest
 from engines.artifacts.folder import require_ours
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import FileEntry, GraphEntry, Manifest
-from export.precision import policy
-from export.stages import DEPLOYED, sharing
+from export.precision import Precision
+from export.stages import components, stages_of
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm import tokenizer as tokenizers
@@ -115,7 +115,7 @@ def export_artifacts(
     require_ours(folder)
     digests = Digests(folder)
     source = Source.of(checkpoint, digests)
-    wanted = [Wanted.of(source, name, weights) for name in precisions for weights in DEPLOYED]
+    wanted = [Wanted.of(source, name, weights) for name in precisions for weights in components()]
     folder.mkdir(parents=True, exist_ok=True)
 
     def waiting() -> None:
@@ -259,7 +259,7 @@ def _graph_reasons(
     manifest: Manifest, folder: Path, wanted: Wanted, digests: Digests
 ) -> tuple[str, ...]:
     """Why a graph must be exported; empty if what is there is what would come out."""
-    for spec in sharing(wanted.weights, wanted.precision):
+    for spec in stages_of(wanted.weights):
         entry = manifest.find_graph(wanted.precision, spec.name)
         if entry is None:
             return ("not exported yet",)
@@ -314,7 +314,7 @@ def _export(model: LDLM, wanted: Wanted, staging: Path) -> list[GraphEntry]:
 
 
 def _put(manifest: Manifest, name: str, entries: Sequence[GraphEntry]) -> None:
-    manifest.policies[name] = [dataclasses.asdict(rule) for rule in policy(name)]
+    manifest.policies[name] = [dataclasses.asdict(rule) for rule in Precision.of(name).rules]
     manifest.tools.update(ingredients.tool_versions(TOOLS))
     for entry in entries:
         manifest.put_graph(entry)

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from engines.artifacts.code import PACKAGES, closure, source_digest
 from engines.artifacts.digests import text_digest
 from engines.compile.target import Profiles, Target
-from export.precision import policy
+from export.precision import Precision
 from export.stages import stage
 from ldlm.config import LDLMConfig
 
@@ -42,7 +42,7 @@ def graph_ingredients(
     Raises:
         ConfigError: no such stage or precision.
     """
-    rules = [dataclasses.asdict(rule) for rule in policy(precision)]
+    rules = [dataclasses.asdict(rule) for rule in Precision.of(precision).rules]
     return {
         "weights": checkpoint,
         "config": text_digest(config.to_json()),

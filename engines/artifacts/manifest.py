@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from export.precision import POLICIES, is_experiment
-from export.stages import DEPLOYED, STAGES, AxisRange, sharing
+from export.precision import POLICIES, Precision
+from export.stages import STAGES, AxisRange, stages_of
 from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError
@@ -197,12 +197,8 @@ class Manifest:
             ArtifactError: nothing else was.
         """
         names = list(dict.fromkeys(entry.precision for entry in self.graphs))
-        whole = [
-            name
-            for name in names
-            if all(self.find_graph(name, s.name) for w in DEPLOYED for s in sharing(w, name))
-        ]
-        found = [name for name in whole if not is_experiment(name)]
+        whole = [name for name in names if all(self.find_graph(name, s.name) for s in STAGES)]
+        found = [name for name in whole if not Precision.of(name).is_experiment]
         if not found:
             raise ArtifactError(
                 "no precision was exported",
@@ -248,7 +244,7 @@ class Manifest:
             ArtifactError: naming the first that was not exported.
         """
         self.graph(precision, weights)
-        for spec in sharing(weights, precision):
+        for spec in stages_of(weights):
             self.graph(precision, spec.name)
 
     def put_graph(self, entry: GraphEntry) -> None:

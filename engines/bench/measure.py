@@ -20,7 +20,7 @@ import numpy as np
 from engines.artifacts import folder as folders
 from engines.bench.peers import MATMUL, parse
 from engines.tensorrt.library import LIBRARIES
-from export.precision import is_integer, policy
+from export.precision import Precision
 from export.stages import MAX_BATCH
 from ldlm.config import LDLMConfig
 from ldlm.errors import BenchError, ConfigError
@@ -218,7 +218,7 @@ def _require(
     if len(set(peers)) != len(peers):
         raise ConfigError("a peer is named twice", got=", ".join(peers))
     for peer in peers:
-        if is_integer(policy(parse(peer)[1])) and any(case.batch > 1 for case in cases):
+        if Precision.of(parse(peer)[1]).is_integer and any(case.batch > 1 for case in cases):
             raise ConfigError(
                 "this precision takes every sample by itself",
                 expected="batch 1",

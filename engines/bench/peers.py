@@ -6,11 +6,9 @@ spin after a call, and would slow whoever shares its process.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import numpy as np
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import Manifest
 from ldlm.errors import ConfigError
-from ldlm.sampler import Stages, plain_loop
+from ldlm.sampler import DenoiserLoop, Stages
 
 MATMUL = "matmul"
 
@@ -33,19 +31,6 @@ PEERS: dict[str, str] = {
     "rtx": "TensorRT-RTX engines",
     "trt": "TensorRT engines",
 }
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A sampler that is measured.
-
-    Attributes:
-        stages: as the sampler takes them, the denoiser inside `timed`.
-        inside: seconds spent inside the denoiser's graph so far.
-    """
-
-    stages: Stages
-    inside: Callable[[], float]
 
 
 def default_peers(manifest: Manifest, batches: Sequence[int]) -> list[str]:
@@ -70,7 +55,7 @@ def parse(name: str) -> tuple[str, str]:
     return kind, precision or "fp32"
 
 
-def load(name: str, folder: Path, checkpoint: Path) -> Peer:
+def load(name: str, folder: Path, checkpoint: Path) -> Stages:
     """Build a peer in this process.
 
     Raises:
@@ -82,21 +67,19 @@ def load(name: str, folder: Path, checkpoint: Path) -> Peer:
         return _torch(kind, checkpoint, manifest)
     from engines.runtime.load import load_stages
 
-    stages = load_stages(
+    return load_stages(
         folder,
         manifest,
         runtime=kind.removesuffix("-plain"),
         precision=precision,
         plain=kind.endswith("-plain"),
     )
-    loop: Any = stages.loop
-    return _timed(stages) if loop is None else Peer(stages, lambda: loop.inside)
 
 
-def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Peer:
+def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Stages:
     import torch
 
-    from export.stages import DEPLOYED, stage
+    from export.stages import SAMPLED, stage
     from ldlm.model import LDLM
 
     folders.require_origin(manifest, checkpoint)
@@ -105,37 +88,20 @@ def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Peer:
     model = LDLM.from_checkpoint(checkpoint).eval().requires_grad_(False)
     dtype = torch.bfloat16 if kind == "torch-bf16" else torch.float32
     calls = []
-    for name in DEPLOYED:
-        module: Any = stage(name).build(model).to(dtype)
+    for name in SAMPLED:
+        module: Any = stage(name).torch(model).to(dtype)
         calls.append(torch.compile(module, dynamic=False) if kind == "torch-compile" else module)
 
     def call(module: Any) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             with torch.no_grad():  # torch.compile guards against a change to inference_mode
-                output = module(*(tensor.to(dtype) for tensor in inputs))
+                output = module(*(torch.as_tensor(x).to(dtype) for x in inputs))
             return output.float() if output.is_floating_point() else output
 
         return run
 
     denoiser, latents, tokens = map(call, calls)
-    return _timed(Stages(denoiser, latents, tokens, torch.from_numpy))
-
-
-def _timed(stages: Stages) -> Peer:
-    """Count the seconds inside the denoiser, of a sampler that calls it step by step."""
-    spent = [0.0]
-    denoiser = stages.denoiser
-    if denoiser is None:
-        raise ConfigError("a sampler without a denoiser")
-
-    def run(*inputs: Any) -> Any:
-        started = time.perf_counter()
-        output = denoiser(*inputs)
-        spent[0] += time.perf_counter() - started
-        return output
-
-    timed = dataclasses.replace(stages, denoiser=run)
-    return Peer(dataclasses.replace(timed, loop=plain_loop(timed)), lambda: spent[0])
+    return Stages(manifest.config, DenoiserLoop(denoiser, torch.from_numpy), latents, tokens)
 
 
 def matmul_rate(size: int = 2048) -> float:

@@ -15,40 +15,40 @@ from typing import Any
 
 import numpy as np
 
-from engines.bench.peers import MATMUL, Peer, load, matmul_rate
+from engines.bench.peers import MATMUL, load, matmul_rate
 from engines.memory import peak_bytes, reset_peak
 from ldlm.errors import LDLMError, installs
 from ldlm.noise import NoiseStream
+from ldlm.sampler import Stages
 from ldlm.schedule import TangentSchedule
 from ldlm.solvers import step_table
 
 Answer = dict[str, Any]
 
 
-def loop(peer: Peer, batch: int, length: int, d_model: int, steps: int) -> Answer:
+def loop(stages: Stages, batch: int, length: int, d_model: int, steps: int) -> Answer:
     """Some steps of a sampling run: seconds per step, and those inside the graph.
 
     Two steps more are run and left out: the first, which makes the buffers, and the last, which
     adds no noise.
     """
     schedule = TangentSchedule()
-    if peer.stages.loop is None:
-        raise LDLMError("a peer without a loop")
     started = time.perf_counter()
-    run = peer.stages.loop(step_table("ddpm", schedule, schedule.grid(steps + 2)))
+    run = stages.loop(step_table("ddpm", schedule, schedule.grid(steps + 2)))
     prepared = time.perf_counter() - started
     noise = NoiseStream(0, range(batch), (length, d_model))
-    ticks: list[tuple[float, float]] = []
-    run(noise, lambda: ticks.append((time.perf_counter(), peer.inside())))
+    ticks = [(time.perf_counter(), step.seconds) for step in run(noise)]
     times, inside = zip(*ticks[:-1], strict=True)
-    outside = 1 - (inside[-1] - inside[0]) / (times[-1] - times[0])
+    outside = 1 - sum(inside[1:]) / (times[-1] - times[0])
     return {"seconds": np.diff(times).tolist(), "outside": outside, "prepared": prepared}
 
 
-def decoder(peer: Peer, name: str, batch: int, length: int, d_model: int, repeats: int) -> Answer:
+def decoder(
+    stages: Stages, name: str, batch: int, length: int, d_model: int, repeats: int
+) -> Answer:
     """Some calls of a decoder: seconds per call."""
-    z = peer.stages.to_array(NoiseStream(0, range(batch), (length, d_model)).draw())
-    stage = getattr(peer.stages, name)
+    z = NoiseStream(0, range(batch), (length, d_model)).draw()
+    stage = getattr(stages, name)
     times = [time.perf_counter()]
     for _ in range(repeats):
         done = stage(z)
@@ -62,12 +62,12 @@ def answers(name: str, folder: Path, checkpoint: Path) -> Callable[[Answer], Ans
     """What this process says to a question."""
     if name == MATMUL:
         return lambda _: {"rate": matmul_rate()}
-    peer = load(name, folder, checkpoint)
+    stages = load(name, folder, checkpoint)
 
     def answer(question: Answer) -> Answer:
         reset_peak()
         what = question.pop("what")
-        found = loop(peer, **question) if what == "step" else decoder(peer, what, **question)
+        found = loop(stages, **question) if what == "step" else decoder(stages, what, **question)
         return {**found, "peak": peak_bytes()}
 
     return answer

@@ -15,7 +15,8 @@ from engines.cli._shared import (
     precisions,
 )
 from engines.proof.records import NOTHING_MORE
-from engines.tensorrt.targets import RTX, require_compilable
+from engines.tensorrt.targets import RTX
+from export.precision import Precision
 
 
 def command(
@@ -31,7 +32,8 @@ def command(
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
     build.chosen_target(target, sm)  # wrong options are refused before the long work
-    require_compilable(precisions(precision))
+    for name in precisions(precision):
+        Precision.of(name).require(target)
     folder = folder or default_artifacts(checkpoint)
     export.command(checkpoint, folder, precision, explain=explain)
     document, parity = verify.measure(folder, checkpoint, precision, NOTHING_MORE)

@@ -40,20 +40,17 @@ def command(
 ) -> None:
     """Sample the same noise everywhere, and count what a judge accepts."""
     from ldlm.sampler import SampleRequest
-    from ldlm.schedule import TangentSchedule
 
     manifest = folders.load(folder)
     config = manifest.config
     request = SampleRequest(
-        d_model=config.d_model,
         length=config.n_positions if length is None else length,
         samples=number,
         batch_size=batch_size,
-        steps=config.sampler_steps if n_steps is None else n_steps,
+        steps=n_steps,
         solver=solver,
         seed=seed,
-        schedule=TangentSchedule(config.tangent_d, config.t_min),
-    )
+    ).of(config)
     from engines.quality.evaluate import evaluate, save
     from engines.quality.judge import load_judge
     from engines.show.quality import quality_table

@@ -33,10 +33,12 @@ def command(
 ) -> None:
     """Export every stage to ONNX, checked, with a manifest; only what has changed."""
     from engines.artifacts.export import export_artifacts
-    from export.precision import experiment
+    from export.precision import Precision
 
     folder = folder or default_artifacts(checkpoint)
-    chosen = [experiment(name, without_island or []) for name in precisions(precision)]
+    chosen = [
+        str(Precision.of(name).without(without_island or [])) for name in precisions(precision)
+    ]
     with measured("export") as run, spinner() as progress:
         decisions = export_artifacts(checkpoint, folder, chosen, progress)
     done = record(folder, "export", decisions, run)

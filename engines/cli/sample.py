@@ -10,7 +10,7 @@ import typer
 
 from engines.artifacts import folder as folders
 from engines.cli._shared import ArtifactsFolder, err, out, steps
-from ldlm.errors import ConfigError, SamplerError
+from ldlm.errors import SamplerError
 
 
 def command(
@@ -47,30 +47,18 @@ def command(
 ) -> None:
     """Sample text. The same seed gives the same text in PyTorch and in ONNX Runtime, in float32."""
     from ldlm.sampler import SampleRequest, sample
-    from ldlm.schedule import TangentSchedule
 
     manifest = folders.load(folder)
     config = manifest.config
-    length = min(64, config.n_positions) if length is None else length
-    if length > config.n_positions:
-        raise SamplerError(
-            "the text is longer than the model has positions",
-            expected=f"at most {config.n_positions}",
-            got=length,
-        )
-    if grid is not None and n_steps is not None:
-        raise ConfigError("a grid has its own number of steps", got="--grid and --steps")
     request = SampleRequest(
-        d_model=config.d_model,
         length=length,
         samples=number,
         batch_size=min(batch_size, number) if number > 0 else batch_size,
-        steps=config.sampler_steps if n_steps is None else n_steps,
+        steps=n_steps,
         grid=None if grid is None else _times(grid),
         solver=solver,
         seed=seed,
-        schedule=TangentSchedule(config.tangent_d, config.t_min),
-    )
+    ).of(config)
     from engines.runtime.load import load_stages, load_tokenizer
     from ldlm import tokenizer as tokenizers
 

@@ -14,7 +14,7 @@ from engines.artifacts.manifest import Manifest
 from engines.cli._shared import ArtifactsFolder, err, measured, out, precisions, spinner
 from engines.proof.records import Extra, Parity, read, reasons
 from engines.tensorrt.library import LIBRARIES
-from export.precision import is_integer, policy
+from export.precision import Precision
 from ldlm.errors import ConfigError
 
 
@@ -105,7 +105,7 @@ def _exported(manifest: Manifest, extra: Extra) -> list[str]:
     found = manifest.precisions()
     if not (extra.self_test or extra.taps or extra.runtime):
         return found
-    floats = [name for name in found if not is_integer(policy(name))]
+    floats = [name for name in found if not Precision.of(name).is_integer]
     left_out = [name for name in found if name not in floats]
     if floats and left_out:
         err.print(f"left out: {', '.join(left_out)}, which this is not for", highlight=False)

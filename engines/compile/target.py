@@ -30,6 +30,7 @@ class Target:
 
     Attributes:
         name: of the folder its engines are in: "rtx", or "trt-sm90".
+        library: of `engines.tensorrt.library.LIBRARIES`.
         asked: devices and settings, in words: engines of another wording are built anew.
         modules: the code that builds.
         tools: the packages whose versions matter.
@@ -37,6 +38,7 @@ class Target:
     """
 
     name: str
+    library: str
     asked: str
     modules: tuple[str, ...]
     tools: tuple[str, ...]
@@ -66,7 +68,7 @@ def rtx_target(
 
     asked = " ".join(sms) + (" where possible" if skip_unsupported else "")
     tools = ("tensorrt-rtx", "polygraphy")
-    made = Target(RTX, asked, ("engines.compile.rtx",), tools, build)
+    made = Target(RTX, RTX, asked, ("engines.compile.rtx",), tools, build)
     return _attention(made, unfused=unfused)
 
 
@@ -95,7 +97,7 @@ def trt_target(*, unfused: bool = False) -> Target:
         )
 
     name = target_of("trt", device.sm)
-    made = Target(name, device.name, ("engines.compile.plain",), ("tensorrt",), build)
+    made = Target(name, "trt", device.name, ("engines.compile.plain",), ("tensorrt",), build)
     return _attention(made, unfused=unfused)
 
 

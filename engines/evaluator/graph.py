@@ -6,8 +6,7 @@ half norms in float32. Neither shows what a device would. This evaluator does, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from engines.evaluator import ops
-from export.stages import StageSpec
 from ldlm.errors import ArtifactError
 
 Array = NDArray[Any]
@@ -66,24 +64,6 @@ class Evaluator:
                     if used is not None and self._last_use[used] == index and used not in kept:
                         values.pop(used, None)
         return {str(value.name): ops.to_array(values[value]) for value in self.graph.outputs}
-
-
-class EvaluatorStage:
-    """A stage on the evaluator, as a callable; see `engines.runtime.ort.OrtStage`."""
-
-    def __init__(self, path: Path, spec: StageSpec) -> None:
-        self.spec = spec
-        self._evaluator = Evaluator(ir.load(path).graph)
-
-    def __call__(self, *inputs: Array) -> Array:
-        """Arrays in, in the spec's order; the stage's first output out."""
-        return self.run([self.spec.outputs[0].name], *inputs)[0]
-
-    def run(self, names: Sequence[str], *inputs: Array) -> list[Array]:
-        """The named outputs."""
-        feeds = dict(zip((tensor.name for tensor in self.spec.inputs), inputs, strict=True))
-        outputs = self._evaluator.run(feeds)
-        return [outputs[name] for name in names]
 
 
 def _check_dtype(node: ir.Node, value: ir.Value, result: Any) -> None:

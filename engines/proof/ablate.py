@@ -12,16 +12,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from engines.evaluator.graph import EvaluatorStage
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.stage import peer_outputs
 from engines.proof.stress import stress_inputs, stressed
 from engines.proof.subject import Subject, against
+from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.torch import TorchStage
-from export import precision as policies
 from export.exporter import export_stage
-from export.stages import DEPLOYED, StageSpec, compared
+from export.precision import Precision
+from export.stages import StageSpec, compared
 from ldlm import files
 from ldlm.errors import ConfigError
 from ldlm.model import LDLM
@@ -67,7 +67,7 @@ class Ablation:
 def ablate(
     model: LDLM,
     precisions: Sequence[str],
-    stages: Sequence[str] = DEPLOYED,
+    parts: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Ablation]:
     """Export every stage with each of its islands in half, alone and all together.
@@ -75,7 +75,7 @@ def ablate(
     Args:
         model: a checkpoint, float32.
         precisions: of these, the half ones.
-        stages: names of weights' stages.
+        parts: components.
         progress: told what is being done.
 
     Raises:
@@ -86,8 +86,8 @@ def ablate(
     half = half_ones(precisions)
     for kind, weights in (("given", model), ("stress", stressed(model))):
         for name in half:
-            for stage in stages:
-                rows += list(_stage(weights, kind, name, stage, progress))
+            for part in parts:
+                rows += list(_stage(weights, kind, name, part, progress))
     return rows
 
 
@@ -97,7 +97,7 @@ def half_ones(precisions: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: there is none.
     """
-    half = [n for n in precisions if policies.is_half(policies.policy(n))]
+    half = [n for n in precisions if Precision.of(n).is_half]
     if not half:
         raise ConfigError(
             "there is no half precision to ablate",
@@ -112,7 +112,7 @@ def _stage(
     model: LDLM, kind: str, precision: str, weights: str, progress: Callable[[str], None]
 ) -> Iterator[Ablation]:
     bench = Bench(model, kind, precision, weights)
-    islands = policies.islands_of(weights, policies.policy(precision))
+    islands = Precision.of(precision).islands(weights)
     for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
         progress(f"{weights} {precision}, {kind} weights, without {' '.join(off) or 'nothing'}")
         yield bench.without(off)
@@ -123,21 +123,24 @@ class Bench:
 
     def __init__(self, model: LDLM, kind: str, precision: str, weights: str) -> None:
         self.spec: StageSpec = compared(weights)
-        self.model, self.kind, self.precision = model, kind, precision
+        self.model, self.kind, self.precision = model, kind, Precision.of(precision)
         case = clamped(CASE, model.config)
         arrays = stage_inputs(self.spec, model.config, *case)
         self.inputs = stress_inputs(self.spec, arrays) if kind == "stress" else arrays
         self.expected = TorchStage(model, self.spec)(*self.inputs)
         subject = Subject(
-            model, self.spec, precision, kind, {}, {case: self.inputs}, {case: self.expected}
+            model, self.spec, self.precision, kind, {}, {case: self.inputs}, {case: self.expected}
         )
         self.autocast = against(peer_outputs(subject)[case], self.expected).relative_l2
 
     def without(self, off: Sequence[str]) -> Ablation:
         """Export the stage with these islands in half, and evaluate the file."""
-        name = policies.experiment(self.precision, off)
+        name = self.precision.without(off)
         with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-            graph = export_stage(self.model, self.spec.name, name, staging)[-1]
-            got = EvaluatorStage(graph.path, self.spec)(*self.inputs)
+            graphs = export_stage(self.model, self.spec.name, name, staging)
+            (graph,) = (g for g in graphs if g.spec == self.spec)
+            got = EvaluatorStage(graph.path, self.spec, self.model.config)(*self.inputs)
         error = against(got, self.expected).relative_l2
-        return Ablation(self.spec.name, self.precision, self.kind, tuple(off), error, self.autocast)
+        return Ablation(
+            self.spec.name, str(self.precision), self.kind, tuple(off), error, self.autocast
+        )

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from engines.evaluator.graph import EvaluatorStage
 from engines.evaluator.half import HalfProducts
+from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch import TorchStage
-from export import precision as policies
+from export.precision import INTEGER, Precision, decide
 from export.stages import StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import ParityError
@@ -30,24 +30,21 @@ Array = NDArray[Any]
 
 
 def runner(
-    path: Path, spec: StageSpec, config: LDLMConfig, rules: tuple[policies.Rule, ...]
+    path: Path, spec: StageSpec, config: LDLMConfig, precision: Precision
 ) -> EvaluatorStage | OrtStage:
     """A graph where its precision shows: a half one in the evaluator, others in ONNX Runtime."""
-    half = policies.is_half(rules)
-    return EvaluatorStage(path, spec) if half else OrtStage(path, spec, config)
+    return EvaluatorStage(path, spec, config) if precision.is_half else OrtStage(path, spec, config)
 
 
-def torchs_own(
-    model: LDLM, spec: StageSpec, rules: tuple[policies.Rule, ...]
-) -> Callable[..., Array]:
+def torchs_own(model: LDLM, spec: StageSpec, precision: Precision) -> Callable[..., Array]:
     """The float32 stage with PyTorch's own means of lowering it to a policy's dtype.
 
     Raises:
         ParityError: when it is called: nothing was lowered, so that it is no measure.
     """
-    if policies.is_integer(rules):
-        return TorchStage(model, spec, dynamically_quantised(spec.build(model), spec, rules))
-    dtype = getattr(torch, policies.product_dtype(rules))
+    if precision.is_integer:
+        return TorchStage(model, spec, dynamically_quantised(spec.torch(model), spec, precision))
+    dtype = getattr(torch, precision.products)
     stage = TorchStage(model, spec)
 
     def autocast(*arrays: Array) -> Array:
@@ -60,9 +57,7 @@ def torchs_own(
     return autocast
 
 
-def dynamically_quantised(
-    module: nn.Module, spec: StageSpec, rules: tuple[policies.Rule, ...]
-) -> nn.Module:
+def dynamically_quantised(module: nn.Module, spec: StageSpec, precision: Precision) -> nn.Module:
     """A copy in which PyTorch quantises the layers that the policy does, weights per channel.
 
     Raises:
@@ -75,8 +70,8 @@ def dynamically_quantised(
         from torch.ao.nn.quantized.dynamic import Linear
         from torch.ao.quantization import per_channel_dynamic_qconfig
 
-        for decision in policies.decide(module, spec.weights, rules):
-            if decision.rule.dtype != policies.INTEGER:
+        for decision in decide(module, spec.component, precision):
+            if decision.rule.dtype != INTEGER:
                 continue
             own: Any = module.get_submodule(decision.module)
             plain = nn.Linear(own.in_features, own.out_features, own.bias is not None)

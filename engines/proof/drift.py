@@ -15,17 +15,17 @@ from engines.proof.baseline import runner, torchs_own
 from engines.proof.gates import DRIFT_FLOAT32, precision_limit
 from engines.proof.records import SAMPLER, Line
 from engines.runtime.torch import TorchStage
-from export import precision as policies
-from export.stages import DEPLOYED, stage
+from export.precision import Precision
+from export.stages import SAMPLED, stage
+from ldlm.config import LDLMConfig
 from ldlm.model import LDLM
-from ldlm.sampler import SampleRequest, Stages, sample
-from ldlm.schedule import TangentSchedule
+from ldlm.sampler import DenoiserLoop, Run, SampleRequest, Stages
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class Trace:
     """One sampling run: the denoiser's estimate at every step, and the tokens."""
 
     estimates: list[Array]
@@ -52,55 +52,48 @@ def drift(
         tokens" (the share of tokens that differ; all but float32's held to PyTorch's share),
         and the drift at every step per precision.
     """
-    request = SampleRequest(
-        d_model=model.config.d_model,
-        length=length,
-        steps=steps,
-        schedule=TangentSchedule(model.config.tangent_d, model.config.t_min),
-    )
+    request = SampleRequest(length=length, steps=steps)
     progress("sampler: reference")
-    torch_stages = {name: TorchStage(model, stage(name)) for name in DEPLOYED}
-    reference = _run(torch_stages, request)
+    torch_stages = {name: TorchStage(model, stage(name)) for name in SAMPLED}
+    reference = _run(model.config, torch_stages, request)
     lines: list[Line] = []
     curves: dict[str, list[float]] = {}
     for name in precisions:
         progress(f"sampler: {name}")
-        rules = policies.policy(name)
-        paths = {s: manifest.graph(name, s).verified(folder) for s in DEPLOYED}
-        runtime = {s: runner(path, stage(s), model.config, rules) for s, path in paths.items()}
-        if name == "fp32":
+        precision = Precision.of(name)
+        paths = {s: manifest.graph(name, s).verified(folder) for s in SAMPLED}
+        runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
+        if precision.is_float32:
             limit, share = DRIFT_FLOAT32, 0.0
         else:
-            peer = _run({s: torchs_own(model, stage(s), rules) for s in DEPLOYED}, request)
+            own = {s: torchs_own(model, stage(s), precision) for s in SAMPLED}
+            peer = _run(model.config, own, request)
             limit = precision_limit(_over_steps(_distances(peer, reference)))
             share = float(np.mean(peer.tokens != reference.tokens))
-        run = _run(runtime, request)
+        run = _run(model.config, runtime, request)
         curves[name] = _distances(run, reference)
         where = (SAMPLER, name, "given")
         lines.append(Line(*where, "drift", 1, length, _over_steps(curves[name]), limit))
         differ = float(np.mean(run.tokens != reference.tokens))
         # A share of few tokens is coarse: one token more than PyTorch's is no finding.
-        allowed = share + (1 / length if name != "fp32" else 0.0)
+        allowed = share + (0.0 if precision.is_float32 else 1 / length)
         lines.append(Line(*where, "drift tokens", 1, length, differ, allowed))
     return lines, curves
 
 
-def _run(stages: Mapping[str, Callable[..., Array]], request: SampleRequest) -> Run:
-    estimates: list[Array] = []
-
-    def denoiser(*inputs: Array) -> Array:
-        estimates.append(stages["denoiser"](*inputs))
-        return estimates[-1]
-
-    decoders = (stages["latent_decoder"], stages["token_decoder"])
-    tokens = sample(Stages(denoiser, *decoders), request)
-    return Run(estimates, tokens)
+def _run(
+    config: LDLMConfig, stages: Mapping[str, Callable[..., Array]], request: SampleRequest
+) -> Trace:
+    denoiser, latents, tokens = (stages[name] for name in SAMPLED)
+    run = Run(Stages(config, DenoiserLoop(denoiser), latents, tokens), request)
+    estimates = [step.loop.x0_hat() for step in run]
+    return Trace(estimates, run.token_ids[0])
 
 
 def _over_steps(curve: list[float]) -> float:
     return float(np.sqrt(np.mean(np.square(curve))))
 
 
-def _distances(run: Run, reference: Run) -> list[float]:
+def _distances(run: Trace, reference: Trace) -> list[float]:
     pairs = zip(run.estimates, reference.estimates, strict=True)
     return [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs]

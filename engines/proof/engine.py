@@ -26,15 +26,15 @@ from engines.proof.gates import (
     precision_limit,
 )
 from engines.proof.inputs import stage_inputs
-from engines.proof.loop import LOOP, LoopDenoiser
+from engines.proof.loop import LoopDenoiser
 from engines.proof.records import Line
 from engines.proof.stage import other_choice, peer_outputs
 from engines.proof.subject import ALL, Case, Subject, pooled
 from engines.runtime.torch import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
-from export import precision as policies
-from export.stages import DEPLOYED, compared, compiled, stage
+from export.precision import Precision
+from export.stages import LOOP, compared, compiled, components, stage
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -57,22 +57,24 @@ def engine_lines(
         ArtifactError: an engine was not built, not for this GPU, or has changed.
         EngineRunError, StageInputError: it cannot be run.
     """
-    for weights in DEPLOYED:
-        names = compiled(weights)
-        spec = compared(weights)
+    for component in components():
+        names = compiled(component)
+        if not names:
+            continue
+        spec = compared(component)
         reference = TorchStage(model, spec)
         inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
         expected = {case: reference(*arrays) for case, arrays in inputs.items()}
         for precision in precisions:
-            progress(f"{weights} {precision}, engine")
-            subject = Subject(model, spec, precision, "given", {}, inputs, expected)
+            progress(f"{component} {precision}, engine")
+            subject = Subject(model, spec, Precision.of(precision), "given", {}, inputs, expected)
             with _stages(runtime, folder, manifest, names, precision) as stages:
                 loop = None
                 if names == list(LOOP):
                     loop = LoopDenoiser(*(part.fetch for part in stages), whole=True)
                 call: Callable[..., Array] = loop or stages[0]
                 outputs = {case: _last_run(call, arrays) for case, arrays in inputs.items()}
-            yield from _judge(subject, outputs, ids=stage(names[0]).role == "ids")
+            yield from _judge(subject, outputs, ids=stage(names[0]).outputs[0].dtype == "int64")
             if loop is not None:  # a device may contract the update
                 yield subject.line("engine update", ALL, loop.distance, FORMULA_L2)
 
@@ -95,8 +97,7 @@ def _last_run(call: Callable[..., Array], arrays: tuple[Array, ...]) -> Array:
 
 
 def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Iterator[Line]:
-    rules = policies.policy(subject.precision)
-    if policies.product_dtype(rules) == "float32":
+    if subject.precision.is_float32:
         limit = FORMULA_L2
         squares = np.concatenate([x.ravel() for x in subject.expected.values()]) ** 2
         tie = NEAR_TIE_FLOAT32 * float(np.sqrt(squares.mean()))

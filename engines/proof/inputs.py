@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.stages import TABLE_STEPS, StageSpec
+from export.stages import BATCH, LENGTH, StageSpec, TensorSpec
 from ldlm.config import LDLMConfig
 from ldlm.noise import NoiseStream
 from ldlm.schedule import TangentSchedule
@@ -23,29 +25,69 @@ def clamped(case: tuple[int, int], config: LDLMConfig) -> tuple[int, int]:
 def stage_inputs(
     spec: StageSpec, config: LDLMConfig, batch: int, length: int, seed: int = 0
 ) -> tuple[Array, ...]:
-    """Inputs of one stage, a stream of their own per sample.
+    """Inputs of one stage, a stream of their own per sample; see `LIKE`."""
+    source = Source(config, batch, length, seed)
+    return tuple(LIKE[tensor.like](source, tensor) for tensor in spec.inputs)
 
-    The denoiser gets noisy latents on the schedule, at times spread over it; the decoders get
-    standard normals, the scale of latents and of hidden states after a norm; the loop's graphs
-    get a table's times, and vectors of the scale of modulations.
+
+class Source:
+    """Random numbers for the inputs of one call.
+
+    Args:
+        config: of the model.
+        batch, length: sizes of the dynamic axes.
+        seed: of all that is drawn.
     """
-    noise = NoiseStream(seed, range(batch), (length, config.d_model))
-    clean = noise.draw()
-    schedule = TangentSchedule(config.tangent_d, config.t_min)
-    if spec.name == "conditioning":
-        return (schedule.grid(TABLE_STEPS)[:-1].astype(np.float32),)
-    if spec.name == "denoiser_step":
-        table = np.random.default_rng(seed)
-        rows = (TABLE_STEPS, config.modulation_rows, config.d_model)
-        modulations = 0.5 * table.standard_normal(rows, np.float32)
-        coefficients = table.standard_normal((TABLE_STEPS, 3), np.float32)
-        return clean, noise.draw(), np.array([5]), modulations, coefficients, noise.draw()
-    if spec.name != "denoiser":
-        return (clean,)
-    t = np.linspace(1.0, config.t_min, batch + 2)[1:-1].astype(np.float32)
+
+    def __init__(self, config: LDLMConfig, batch: int, length: int, seed: int) -> None:
+        self.config = config
+        self.sizes = {BATCH: batch, LENGTH: length}
+        self.schedule = TangentSchedule(config.tangent_d, config.t_min)
+        self._noise = NoiseStream(seed, range(batch), (length, config.d_model))
+        self.latents = self._noise.draw()
+        self.table = np.random.default_rng(seed)
+
+    def noise(self) -> Array:
+        """Fresh standard normals [B, T, d]."""
+        return self._noise.draw()
+
+    @cached_property
+    def times(self) -> Array:
+        """[B], spread over the schedule."""
+        times = np.linspace(1.0, self.config.t_min, self.sizes[BATCH] + 2)[1:-1]
+        return times.astype(np.float32)
+
+
+def _noisy(source: Source, tensor: TensorSpec) -> Array:
+    """x_t = alpha(t) x_0 + sigma(t) eps."""
     alpha, sigma = (
-        f(t).astype(np.float32)[:, None, None] for f in (schedule.alpha, schedule.sigma)
+        f(source.times).astype(np.float32)[:, None, None]
+        for f in (source.schedule.alpha, source.schedule.sigma)
     )
-    x_t = alpha * clean + sigma * noise.draw()
-    x0_prev = clean + np.float32(0.3) * noise.draw()
-    return x_t, t, x0_prev
+    noisy: Array = alpha * source.latents + sigma * source.noise()
+    return noisy
+
+
+def _of_table(scale: float) -> Callable[[Source, TensorSpec], Array]:
+    def draw(source: Source, tensor: TensorSpec) -> Array:
+        shape = tensor.shape(source.config, source.sizes)
+        return np.float32(scale) * source.table.standard_normal(shape, np.float32)
+
+    return draw
+
+
+# How an input is drawn, by what it is in generation (`TensorSpec.like`). Latents, and hidden states
+# after a norm, are of the scale of standard normals; modulations are smaller.
+LIKE: dict[str, Callable[[Source, TensorSpec], Array]] = {
+    "latents": lambda source, _: source.latents,
+    "noise": lambda source, _: source.noise(),
+    "noisy latents": _noisy,
+    "estimate": lambda source, _: source.latents + np.float32(0.3) * source.noise(),
+    "times": lambda source, _: source.times,
+    "times of a table": lambda source, tensor: source.schedule.grid(
+        *(int(axis) for axis in tensor.axes)
+    )[:-1].astype(np.float32),
+    "number of a step": lambda *_: np.array([5]),
+    "modulations": _of_table(0.5),
+    "coefficients": _of_table(1.0),
+}

@@ -8,8 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from export.checks import rule_dtype
-from export.precision import Rule, is_integer
+from export.precision import Precision
 from export.stages import StageSpec
 
 # ONNX operators and the kind of computation whose rule decides their dtype.
@@ -80,8 +79,7 @@ def from_tensorrt(path: Path, spec: StageSpec) -> Counter[tuple[str, str]] | Non
 def look(
     path: Path,
     spec: StageSpec,
-    precision: str,
-    rules: tuple[Rule, ...],
+    precision: Precision,
     *,
     tensorrt: bool = True,
 ) -> list[dict[str, Any]]:
@@ -89,12 +87,12 @@ def look(
 
     Args:
         path: the .onnx file.
-        spec, precision, rules: what it should be.
+        spec, precision: what it should be.
         tensorrt: whether to ask TensorRT too; it is left out where it is not installed, and for
             integer products, which it does not take.
     """
     records = []
-    tensorrt = tensorrt and not is_integer(rules)
+    tensorrt = tensorrt and precision.runs_on("rtx")
     sources = (
         ("onnx", from_file(path), ONNX_KINDS),
         ("tensorrt", from_tensorrt(path, spec) if tensorrt else None, TRT_KINDS),
@@ -106,11 +104,11 @@ def look(
             counts = {dtype: n for (name, dtype), n in sorted(found.items()) if name == what}
             if not counts:
                 continue
-            expected = rule_dtype(rules, spec.weights, kind).numpy().name
+            expected = precision.dtype(spec.component, kind)
             records.append(
                 {
                     "stage": spec.name,
-                    "precision": precision,
+                    "precision": str(precision),
                     "source": source,
                     "what": what,
                     "count": sum(counts.values()),

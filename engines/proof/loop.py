@@ -3,12 +3,11 @@
 loop      conditioning and denoiser_step, behind the denoiser's interface = float32 PyTorch
 update    x_next = A x + B x0_hat + C eps in float32, bit for bit, and next_step = step + 1
 loop file fp16: the loop's files in ONNX Runtime: they load and run
-folded    the decoder with its constants folded, in ONNX Runtime = float32 PyTorch
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,26 +18,21 @@ from engines.proof.compare import compare
 from engines.proof.gates import precision_limit
 from engines.proof.subject import ALL, Case, Subject, pooled
 from engines.runtime.ort import OrtStage
-from export.precision import Rule
-from export.stages import TABLE_STEPS, stage
+from engines.runtime.stage import RuntimeStage, named
+from export.stages import LOOP, TABLE_STEPS, stage
 from ldlm.noise import NoiseStream
 
 if TYPE_CHECKING:
     from engines.proof.records import Line
 
 Array = NDArray[Any]
-# The named outputs of a graph for its inputs.
-Graph = Callable[..., Sequence[Array]]
-
-LOOP = ("conditioning", "denoiser_step")
-FOLDED = "latent_decoder_folded"
 
 
 class LoopDenoiser:
     """The two graphs of the loop as a denoiser; every sample in a call of its own, at its time.
 
     Args:
-        conditioning, step: the graphs: (names of outputs, *inputs) -> these outputs.
+        conditioning, step: the graphs, on any runtime.
         whole: let a call take the whole batch, of which one sample is kept, as a test of sizes
             above 1 demands; otherwise it takes that sample alone.
 
@@ -48,7 +42,9 @@ class LoopDenoiser:
         elements: elements in all.
     """
 
-    def __init__(self, conditioning: Graph, step: Graph, *, whole: bool = False) -> None:
+    def __init__(
+        self, conditioning: RuntimeStage, step: RuntimeStage, *, whole: bool = False
+    ) -> None:
         self._conditioning, self._step, self._whole = conditioning, step, whole
         self.inexact = self.elements = 0
         self._squares = np.zeros(2)  # of what is wrong in x_next, and of x_next
@@ -57,7 +53,7 @@ class LoopDenoiser:
         """x_t [B, T, d], t [B], x0_prev [B, T, d] -> x0_hat [B, T, d]."""
         times = np.ones(TABLE_STEPS, np.float32)
         times[: len(t)] = t
-        (modulations,) = self._conditioning(["modulations"], times)
+        modulations = self._conditioning(times)
         coefficients = np.random.default_rng(0).standard_normal((TABLE_STEPS, 3), np.float32)
         noise = NoiseStream(0, range(len(t)), x_t.shape[1:]).draw()
         estimates = []
@@ -65,10 +61,9 @@ class LoopDenoiser:
             own = slice(row, row + 1)
             part = slice(None) if self._whole else own
             x, eps = x_t[part], noise[part]
-            x_next, x0_hat, number = self._step(
-                ["x_next", "x0_hat", "next_step"],
-                *(x, x0_prev[part], np.array([row]), modulations, coefficients, eps),
-            )
+            feeds = (x, x0_prev[part], np.array([row]), modulations, coefficients, eps)
+            found = self._step.run(named(self._step.spec, feeds))
+            x_next, x0_hat, number = (found[tensor.name] for tensor in self._step.spec.outputs)
             A, B, C = coefficients[row]
             self._note(x_next, A * x + B * x0_hat + C * eps, int(number[0]) == row + 1)
             estimates.append(x0_hat[own] if self._whole else x0_hat)
@@ -93,37 +88,30 @@ def float32_lines(subject: Subject) -> Iterator[Line]:
     config = subject.model.config
     stages = {
         name: OrtStage(subject.paths[name], stage(name), config)
-        for name in (*LOOP, FOLDED)
+        for name in LOOP
         if name in subject.paths
     }
     if LOOP[1] in stages:
-        loop = LoopDenoiser(*(stages[name].run for name in LOOP))
+        loop = LoopDenoiser(*(stages[name] for name in LOOP))
         for case, arrays in subject.inputs.items():
             distance = compare(loop(*arrays), subject.expected[case])
             yield subject.line("loop", case, distance, subject.exact_limit)
         yield _update(subject, loop)
-    if FOLDED in stages:
-        for case, arrays in subject.inputs.items():
-            distance = compare(stages[FOLDED](*arrays), subject.expected[case])
-            yield subject.line("folded", case, distance, subject.exact_limit)
 
 
-def rounded_lines(
-    subject: Subject, peer: Mapping[Case, Array], rules: tuple[Rule, ...], in_ort: bool
-) -> Iterator[Line]:
+def rounded_lines(subject: Subject, peer: Mapping[Case, Array], in_ort: bool) -> Iterator[Line]:
     """Questions about graphs with rounded products.
 
     Args:
         subject: the stage.
         peer: what PyTorch's own means make of its inputs: the measure of the error.
-        rules: its policy.
         in_ort: whether the files of a half precision also run in ONNX Runtime's CPU provider.
     """
     if LOOP[1] not in subject.paths:
         return
     config = subject.model.config
-    graphs = [runner(subject.paths[name], stage(name), config, rules) for name in LOOP]
-    loop = LoopDenoiser(*(graph.run for graph in graphs))
+    graphs = [runner(subject.paths[name], stage(name), config, subject.precision) for name in LOOP]
+    loop = LoopDenoiser(*graphs)
     # Every sample is a call of its own, slow in the evaluator: of the batches, which have several
     # times, the one of a middle length.
     lengths = sorted({length for _, length in subject.inputs})
@@ -139,7 +127,7 @@ def rounded_lines(
     yield _update(subject, loop)
     if in_ort:
         loaded = (OrtStage(subject.paths[name], stage(name), config) for name in LOOP)
-        file = outputs(LoopDenoiser(*(graph.run for graph in loaded)))
+        file = outputs(LoopDenoiser(*loaded))
         yield subject.line("loop file", ALL, pooled(file, expected), limit)
 
 

@@ -9,7 +9,7 @@ precision   half, int8: the file, as under "graph", against float32 PyTorch, hel
             PyTorch's autocast, or of its dynamic quantisation, on the same inputs
 file        fp16: the file in ONNX Runtime, which computes fp16 in float32: it loads and runs
 kl          half, int8: the token decoder's softmax, held to the same
-loop, update, folded    the graphs derived from it: see `engines.proof.loop`
+loop, update    the graphs derived from it: see `engines.proof.loop`
 tokens      the ids file = argmax of the logits file, and = PyTorch's choice but for near-ties
 """
 
@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from engines.evaluator.half import HalfProducts
-from engines.proof import loop as derived
+from engines.proof import loop
 from engines.proof.baseline import runner, torchs_own
 from engines.proof.compare import compare
 from engines.proof.gates import (
@@ -53,13 +53,9 @@ from ldlm.model import LDLM
 Array = NDArray[Any]
 
 
-# Half dtypes that ONNX Runtime's CPU provider can load; it has no bf16 products.
-ORT_HALF = ("float16",)
-
-
 def prove(subject: Subject) -> list[Line]:
     """All questions about one subject."""
-    lines = _float32(subject) if subject.precision == "fp32" else _rounded(subject)
+    lines = _float32(subject) if subject.precision.is_float32 else _rounded(subject)
     return list(lines)
 
 
@@ -68,7 +64,7 @@ def _float32(subject: Subject) -> Iterator[Line]:
     outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
     for case, got in outputs.items():
         yield subject.line("graph", case, compare(got, subject.expected[case]), subject.exact_limit)
-    yield from derived.float32_lines(subject)
+    yield from loop.float32_lines(subject)
     if "ids" in subject.paths:
         ids = OrtStage(subject.paths["ids"], _ids_spec(), subject.model.config)
         for case, arrays in subject.inputs.items():
@@ -78,13 +74,13 @@ def _float32(subject: Subject) -> Iterator[Line]:
 
 
 def _rounded(subject: Subject) -> Iterator[Line]:
-    rules = policies.policy(subject.precision)
+    precision = subject.precision
     spec, model = subject.spec, subject.model
-    module = policies.apply(spec.build(model), spec.weights, rules)
+    module = policies.apply(spec.torch(model), spec.component, precision)
     yield from _formula(subject, policies.without_rounding(module))
 
     peer = peer_outputs(subject)
-    stage = runner(subject.paths["graph"], spec, model.config, rules)
+    stage = runner(subject.paths["graph"], spec, model.config, precision)
     policy = TorchStage(model, spec, module)
     outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
     with HalfProducts():
@@ -94,19 +90,19 @@ def _rounded(subject: Subject) -> Iterator[Line]:
     yield subject.line("graph", ALL, pooled(outputs, same_policy), AGREEMENT_RATIO * error)
     limit = precision_limit(error)
     yield subject.line("precision", ALL, pooled(outputs, subject.expected), limit)
-    in_ort = policies.product_dtype(rules) in ORT_HALF
+    in_ort = precision.is_half and precision.runs_on("ort")
     if in_ort:
         loaded = OrtStage(subject.paths["graph"], spec, model.config)
         file = {case: loaded(*arrays) for case, arrays in subject.inputs.items()}
         yield subject.line("file", ALL, pooled(file, subject.expected), limit)
-    yield from derived.rounded_lines(subject, peer, rules, in_ort)
+    yield from loop.rounded_lines(subject, peer, in_ort)
     if "ids" in subject.paths:
         kl = {
             name: kl_divergence(subject.expected, got)
             for name, got in (("ours", outputs), ("theirs", peer))
         }
         yield subject.line("kl", ALL, kl["ours"], KL_RATIO * kl["theirs"])
-        ids = runner(subject.paths["ids"], _ids_spec(), model.config, rules)
+        ids = runner(subject.paths["ids"], _ids_spec(), model.config, precision)
         for case, arrays in subject.inputs.items():
             tie = NEAR_TIE_HALF * theirs.max_abs
             yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
@@ -119,7 +115,7 @@ def float64_limit(
     expected: Mapping[Case, Array],
 ) -> float:
     """What two float32 computations may be apart, from float32's own distance from float64."""
-    exact = copy.deepcopy(spec.build(model)).double()
+    exact = copy.deepcopy(spec.torch(model)).double()
     with torch.inference_mode():
         outputs = {
             case: exact(*(torch.from_numpy(a).double() for a in arrays)).numpy()
@@ -135,7 +131,7 @@ def peer_outputs(subject: Subject) -> dict[Case, Array]:
     Raises:
         ParityError: nothing was rounded, so that the comparison would mean nothing.
     """
-    call = torchs_own(subject.model, subject.spec, policies.policy(subject.precision))
+    call = torchs_own(subject.model, subject.spec, subject.precision)
     return {case: call(*arrays) for case, arrays in subject.inputs.items()}
 
 

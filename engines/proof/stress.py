@@ -67,7 +67,7 @@ def stressed(model: LDLM) -> LDLM:
 
 def stress_inputs(spec: StageSpec, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """A stage's inputs as the stressed stage before it would make them: h_hat has the outliers."""
-    if spec.weights != "token_decoder":
+    if spec.component != "token_decoder":
         return arrays
     h_hat = arrays[0].copy()
     h_hat[..., list(CHANNELS)] = OUTLIER * _signs(len(CHANNELS)).numpy()

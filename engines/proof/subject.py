@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from engines.proof.compare import Comparison, compare
 from engines.proof.gates import FORMULA_L2
 from engines.proof.records import Line
+from export.precision import Precision
 from export.stages import StageSpec
 from ldlm.model import LDLM
 
@@ -39,7 +40,7 @@ class Subject:
 
     model: LDLM
     spec: StageSpec
-    precision: str
+    precision: Precision
     weights: str
     paths: Mapping[str, Path]
     inputs: Mapping[Case, tuple[Array, ...]]
@@ -50,7 +51,7 @@ class Subject:
         """A line about this subject."""
         measured = distance.relative_l2 if isinstance(distance, Comparison) else distance
         detail = distance if isinstance(distance, Comparison) else None
-        where = (self.spec.name, self.precision, self.weights, question)
+        where = (self.spec.name, str(self.precision), self.weights, question)
         return Line(*where, *case, measured, limit, detail)
 
 

@@ -25,10 +25,11 @@ from engines.proof.records import Line
 from engines.proof.stage import save_graph
 from engines.proof.subject import against
 from engines.runtime.ort import OrtStage
-from export import precision as policies
+from engines.runtime.stage import named
 from export.equations import tapped, tapped_graph
 from export.passes.widen import widen
-from export.stages import DEPLOYED, StageSpec, compared
+from export.precision import Precision, apply, without_rounding
+from export.stages import StageSpec, compared
 from ldlm import files
 from ldlm.errors import GraphCheckError
 from ldlm.model import LDLM
@@ -72,7 +73,7 @@ def look(
     manifest: Manifest,
     model: LDLM,
     precisions: list[str],
-    stages: Sequence[str] = DEPLOYED,
+    parts: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[TapReport]:
     """Compare every tap of every stage.
@@ -81,24 +82,24 @@ def look(
 
     Args:
         folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
-        stages: names of weights' stages.
+        parts: components.
 
     Raises:
         ArtifactError: a graph was not exported, or its files have changed.
     """
     reports = []
-    for weights in stages:
-        spec = compared(weights)
+    for part in parts:
+        spec = compared(part)
         for name in precisions:
             entry = manifest.graph(name, spec.name)
-            progress(f"{weights} {name}, taps")
+            progress(f"{part} {name}, taps")
             reports += _stage(entry.verified(folder), model, spec, name)
     return reports
 
 
 def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[TapReport]:
-    rules = policies.policy(precision)
-    module = policies.apply(spec.build(model), spec.weights, rules).eval()
+    policy = Precision.of(precision)
+    module = apply(spec.torch(model), spec.component, policy).eval()
     case = clamped(CASE, model.config)
     try:
         graph, outputs = tapped_graph(path, module, spec, model.config)
@@ -107,18 +108,17 @@ def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[Tap
         return [TapReport(spec.name, precision, "formula", case, {}, where)]
     inputs = stage_inputs(spec, model.config, *case)
     reports = []
-    if policies.product_dtype(rules) != "float32":
-        feeds = {tensor.name: array for tensor, array in zip(spec.inputs, inputs, strict=True)}
-        rounded = Evaluator(graph.graph).run(feeds)
+    if not policy.is_float32:
+        rounded = Evaluator(graph.graph).run(named(spec, inputs))
         got = {tap: rounded[name] for tap, name in outputs.items()}
-        reference = torch_taps(spec.build(model), spec, inputs)
+        reference = torch_taps(spec.torch(model), spec, inputs)
         reports.append(_report(spec, precision, "rounding", case, got, reference))
         widen(graph)
-        module = policies.without_rounding(module)
+        module = without_rounding(module)
     with files.staging_folder(Path(tempfile.gettempdir())) as staging:
         stage = OrtStage(save_graph(graph, staging / "taps.onnx"), spec, model.config)
-        arrays = stage.run(list(outputs.values()), *inputs)
-    got = dict(zip(outputs, arrays, strict=True))
+        arrays = stage.run(named(spec, inputs), list(outputs.values()))
+    got = {tap: arrays[name] for tap, name in outputs.items()}
     return [
         _report(spec, precision, "formula", case, got, torch_taps(module, spec, inputs)),
         *reports,
@@ -129,7 +129,7 @@ def torch_taps(
     module: torch.nn.Module, spec: StageSpec, inputs: tuple[Array, ...]
 ) -> dict[str, Array]:
     """Every tap of a stage's module in PyTorch, by its full name."""
-    with tapped(module, spec.weights) as names, torch.inference_mode():
+    with tapped(module, spec.component) as names, torch.inference_mode():
         _, *tensors = module(*(torch.from_numpy(array) for array in inputs))
     return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
@@ -145,7 +145,7 @@ def _report(
     errors = {tap: against(got[tap], reference[tap]).relative_l2 for tap in reference}
     floor = FORMULA_L2 / STANDS_OUT
     if question == "rounding":
-        dtype = policies.product_dtype(policies.policy(precision))
+        dtype = Precision.of(precision).products
         floor = torch.finfo(getattr(torch, dtype)).eps
     first = first_to_stand_out(errors, floor)
     return TapReport(spec.name, precision, question, case, errors, first)

@@ -20,9 +20,8 @@ from engines.proof.stage import float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
 from engines.proof.subject import Case, Subject
 from engines.runtime.torch import TorchStage
-from engines.tensorrt.targets import require_compilable
-from export import precision as policies
-from export.stages import DEPLOYED, compared, sharing
+from export.precision import Precision
+from export.stages import compared, components, stages_of
 from ldlm import files
 from ldlm.model import LDLM
 from ldlm.sampler import SampleRequest
@@ -69,14 +68,14 @@ def verify(
             graphs, manifest.checkpoint, manifest.config
         )
         parity.asked[name] = extra.asked()
-    for weights in DEPLOYED:
+    for weights in components():
         for name in precisions:
-            specs = sharing(weights, name)
+            specs = stages_of(weights)
             paths = {s.name: manifest.graph(name, s.name).verified(folder) for s in specs}
             progress(f"{weights} {name}")
             parity.lines += _prove(model, weights, name, paths, _cases(model, CASES), "given")
             for spec in specs:
-                parity.islands += islands.look(paths[spec.name], spec, name, policies.policy(name))
+                parity.islands += islands.look(paths[spec.name], spec, Precision.of(name))
     if extra.stress:
         parity.lines += _stress(folder, model, precisions, progress)
     _ask_more(parity, folder, manifest, model, precisions, progress, extra)
@@ -86,7 +85,7 @@ def verify(
 def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -> None:
     """Refuse at once what would fail after minutes."""
     for name in precisions:
-        for weights in DEPLOYED:
+        for weights in components():
             manifest.require_graphs(name, weights)
     if extra.sampler_steps:
         schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
@@ -94,13 +93,13 @@ def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -
     if extra.self_test:
         require_policies(precisions)
     if extra.taps:
-        policies.require_floats(
-            precisions, "the taps are for the float precisions", "name others with --precision"
-        )
+        for name in precisions:
+            Precision.of(name).require_floats("the taps are")
     if extra.ablate:
         half_ones(precisions)
     if extra.runtime:
-        require_compilable(precisions)
+        for name in precisions:
+            Precision.of(name).require(extra.runtime)
 
 
 def _ask_more(
@@ -109,7 +108,7 @@ def _ask_more(
 ) -> None:  # fmt: skip
     subject = (folder, manifest, model, precisions)
     if extra.taps:
-        reports = taps.look(*subject, DEPLOYED, progress)
+        reports = taps.look(*subject, components(), progress)
         parity.taps = [dataclasses.asdict(report) for report in reports]
         parity.lines += [line for report in reports if (line := report.line()) is not None]
     if extra.self_test:
@@ -127,7 +126,9 @@ def _ask_more(
         runtime = TrtRuntime(extra.runtime)
         parity.lines += engine_lines(*subject, runtime, _cases(model, CASES), progress)
     if extra.ablate:
-        parity.ablation = [row.record() for row in ablate(model, precisions, DEPLOYED, progress)]
+        parity.ablation = [
+            row.record() for row in ablate(model, precisions, components(), progress)
+        ]
 
 
 def _prove(
@@ -147,7 +148,7 @@ def _prove(
     expected = {case: reference(*arrays) for case, arrays in inputs.items()}
     names = {spec.name: "graph", "token_decoder": "ids"}
     roles = {names.get(name, name): path for name, path in paths.items()}
-    subject = Subject(model, spec, precision, kind, roles, inputs, expected)
+    subject = Subject(model, spec, Precision.of(precision), kind, roles, inputs, expected)
     if kind == "stress":
         limit = float64_limit(model, spec, inputs, expected)
         subject = replace(subject, exact_limit=limit)
@@ -160,7 +161,7 @@ def _stress(folder: Path, model: LDLM, precisions: list[str], progress: Progress
     tough = stressed(model)
     lines: list[Line] = []
     for name in precisions:
-        for weights in DEPLOYED:
+        for weights in components():
             progress(f"{weights} {name}, stress weights")
             with files.staging_folder(folder) as staging:
                 graphs = export_stage(tough, weights, name, staging)

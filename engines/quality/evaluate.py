@@ -16,8 +16,8 @@ from engines.artifacts.manifest import QUALITY, Manifest
 from engines.proof.records import identity
 from engines.quality.judge import Judge
 from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
-from export.precision import INTEGER, policy, product_dtype
-from export.stages import DEPLOYED
+from export.precision import Precision
+from export.stages import components
 from ldlm import files
 from ldlm import tokenizer as tokenizers
 from ldlm.errors import ConfigError
@@ -32,15 +32,6 @@ Z = 1.959964
 
 # What is judged unless asked otherwise: every machine has it.
 JUDGED = ("ort", "evaluator")
-
-
-# By the dtype of a precision's products, the runtimes that have nothing to run it with or, of the
-# evaluator and float32, nothing to say.
-CANNOT: dict[str, tuple[str, ...]] = {
-    "bfloat16": ("ort",),
-    "float32": ("evaluator",),
-    INTEGER: tuple(runtime for runtime in RUNTIMES if runtime != "ort"),
-}
 
 
 @dataclass(frozen=True)
@@ -101,8 +92,14 @@ def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[st
         raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=unknown[0])
     runs = [("torch", "fp32")]
     for name in precisions:
-        cannot = ["torch", *CANNOT.get(product_dtype(policy(name)), ())]
-        runs += [(runtime, name) for runtime in runtimes if runtime not in cannot]
+        precision = Precision.of(name)
+        # In float32 the evaluator rounds nothing: it has nothing to say.
+        left_out = ("torch", "evaluator") if precision.is_float32 else ("torch",)
+        runs += [
+            (runtime, name)
+            for runtime in runtimes
+            if runtime not in left_out and precision.runs_on(runtime)
+        ]
     return runs
 
 
@@ -133,8 +130,8 @@ def evaluate(
     """
     tokenizer = load_tokenizer(folder, manifest)
     for name in precisions:  # before the first minute is spent
-        for weights in DEPLOYED:
-            manifest.require_graphs(name, weights)
+        for component in components():
+            manifest.require_graphs(name, component)
     end = tokenizers.end_id(tokenizer, manifest.config.end_of_text)
     reference: Ids | None = None
     found = []

@@ -1,4 +1,4 @@
-"""The three stages of generation on the runtime that was asked for."""
+"""The stages of generation on the runtime that was asked for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from engines.artifacts.folder import require_origin
 from engines.artifacts.manifest import TOKENIZER, Manifest
 from engines.tensorrt.library import LIBRARIES
-from export.precision import is_integer, policy
-from export.stages import COMPILED, DEPLOYED, sharing, stage
+from export.precision import Precision
+from export.stages import LOOP, SAMPLED, stage
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
-from ldlm.sampler import Stages
+from ldlm.sampler import DenoiserLoop, Stages
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,12 +24,12 @@ def load_stages(
     manifest: Manifest,
     *,
     runtime: str = "ort",
-    precision: str = "fp32",
+    precision: str | Precision = "fp32",
     provider: str | None = None,
     checkpoint: Path | None = None,
     plain: bool = False,
 ) -> Stages:
-    """Load the denoiser, the latent decoder and the token decoder.
+    """Load what a sampler needs.
 
     Args:
         folder, manifest: the artifacts.
@@ -40,13 +40,13 @@ def load_stages(
         provider: of ONNX Runtime, "cpu" unless given; no other runtime has a choice.
         checkpoint: the checkpoint folder that the artifacts should have been made from; checked
             for every runtime where it is given, and what the reference runs.
-        plain: with ONNX Runtime, call the denoiser's plain graph step by step, and the decoder
-            whose constants are not folded.
+        plain: with ONNX Runtime, call the denoiser's plain graph step by step.
 
     Raises:
-        ConfigError: no such runtime, or the reference asked for in another precision.
+        ConfigError: no such runtime, or a precision or provider that it does not have.
         ArtifactError: artifacts missing or changed, or made from another checkpoint.
     """
+    precision = Precision.of(precision)
     if runtime not in RUNTIMES:
         raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=runtime)
     only = "cuda" if runtime in LIBRARIES else "cpu"
@@ -54,19 +54,15 @@ def load_stages(
         raise ConfigError(f"runtime {runtime} has one device", expected=only, got=provider)
     if plain and runtime != "ort":
         raise ConfigError("plain is for runtime ort", expected="ort", got=runtime)
-    if runtime == "torch" and precision != "fp32":
-        raise ConfigError("the torch runtime is the reference", expected="fp32", got=precision)
-    if is_integer(policy(precision)) and (runtime, provider or "cpu") != ("ort", "cpu"):
+    precision.require(runtime)
+    if precision.is_integer and provider == "cuda":
         raise ConfigError(
-            "this precision is for ONNX Runtime on the CPU",
-            expected="--runtime ort --provider cpu",
-            got=f"{precision} with {runtime} on {provider or only}",
-            remedy="take another precision for that runtime",
+            "products in integers are for CPUs", expected="--provider cpu", got=f"{precision}, cuda"
         )
     if checkpoint is not None:
         require_origin(manifest, checkpoint)
     if runtime == "torch":
-        return _reference(checkpoint)
+        return _reference(manifest, checkpoint)
     if runtime == "evaluator":
         return _evaluator(folder, manifest, precision)
     if runtime in LIBRARIES:
@@ -95,27 +91,29 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
 
 
 def _onnxruntime(
-    folder: Path, manifest: Manifest, precision: str, provider: str, plain: bool
+    folder: Path, manifest: Manifest, precision: Precision, provider: str, plain: bool
 ) -> Stages:
-    """The graphs of the loop and, where the precision has it, the folded decoder; or the plain."""
+    """The graphs of the loop, or the plain ones."""
     from engines.runtime.ort import OrtStage
     from engines.runtime.ort_loop import OrtLoop
 
     def load(name: str, **options: bool) -> OrtStage:
         return OrtStage.from_artifacts(
-            folder, manifest, name, precision, provider=provider, **options
+            folder, manifest, name, str(precision), provider=provider, **options
         )
 
-    # One scale holds for all activations of a call: with others in it, a text would change.
-    alone = is_integer(policy(precision))
-    if plain:
-        return Stages(*(load(name) for name in DEPLOYED), alone=alone)
-    loop = OrtLoop(load("conditioning"), load("denoiser_step", cuda_graphs=True))
-    latents = sharing("latent_decoder", precision)[-1]
-    return Stages(None, load(latents.name), load("token_decoder"), loop=loop, alone=alone)
+    denoiser, latents, tokens = SAMPLED
+    conditioning, step = LOOP
+    loop = (
+        DenoiserLoop(load(denoiser))
+        if plain
+        else OrtLoop(load(conditioning), load(step, cuda_graphs=True))
+    )
+    # One scale holds for all integers of a call: with others in it, a text would change.
+    return Stages(manifest.config, loop, load(latents), load(tokens), precision.is_integer)
 
 
-def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: str) -> Stages:
+def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: Precision) -> Stages:
     """The engines, in one runtime: they share the stream and the scratch memory.
 
     What goes from the loop to the decoders stays on the device.
@@ -126,23 +124,30 @@ def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: str) ->
 
     shared = TrtRuntime(runtime)
     conditioning, step, latents, tokens = (
-        TrtStage.from_artifacts(shared, folder, manifest, name, precision) for name in COMPILED
+        TrtStage.from_artifacts(shared, folder, manifest, name, str(precision))
+        for name in (*LOOP, *SAMPLED[1:])
     )
-    return Stages(None, latents.run, tokens, loop=TrtLoop(conditioning, step))
+    return Stages(manifest.config, TrtLoop(conditioning, step), latents.enqueue, tokens)
 
 
-def _evaluator(folder: Path, manifest: Manifest, precision: str) -> Stages:
-    from engines.evaluator.graph import EvaluatorStage
+def _evaluator(folder: Path, manifest: Manifest, precision: Precision) -> Stages:
+    from engines.runtime.evaluator import EvaluatorStage
 
-    entries = [manifest.graph(precision, name) for name in DEPLOYED]
-    return Stages(*(EvaluatorStage(e.verified(folder), stage(e.stage)) for e in entries))
+    denoiser, latents, tokens = (
+        EvaluatorStage(
+            manifest.graph(str(precision), name).verified(folder), stage(name), manifest.config
+        )
+        for name in SAMPLED
+    )
+    return Stages(manifest.config, DenoiserLoop(denoiser), latents, tokens)
 
 
-def _reference(checkpoint: Path | None) -> Stages:
+def _reference(manifest: Manifest, checkpoint: Path | None) -> Stages:
     if checkpoint is None:
         raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
     from engines.runtime.torch import TorchStage
     from ldlm.model import LDLM
 
     model = LDLM.from_checkpoint(checkpoint)
-    return Stages(*(TorchStage(model, stage(name)) for name in DEPLOYED))
+    denoiser, latents, tokens = (TorchStage(model, stage(name)) for name in SAMPLED)
+    return Stages(manifest.config, DenoiserLoop(denoiser), latents, tokens)

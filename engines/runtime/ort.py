@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from engines.artifacts.manifest import Manifest
-from export.stages import AxisRange, StageSpec, checked_feeds, graph_ranges, stage
+from engines.runtime.stage import Array, RuntimeStage
+from export.stages import AxisRange, StageSpec, graph_ranges, stage
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, ProviderError
-
-Array = NDArray[Any]
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # Float32 means float32: CUDA's provider would use TF32.
@@ -30,8 +30,8 @@ OPTIMISATION = {
 }
 
 
-class OrtStage:
-    """One stage as a callable: arrays in, in the spec's order, its one output out.
+class OrtStage(RuntimeStage):
+    """One stage in ONNX Runtime.
 
     Args:
         path: the .onnx file.
@@ -59,12 +59,10 @@ class OrtStage:
         ranges: Mapping[str, AxisRange] | None = None,
         cuda_graphs: bool = False,
     ) -> None:
-        self.spec = spec
-        self.config = config
-        self.device = provider
-        self.ranges = dict(ranges) if ranges is not None else graph_ranges(config)
-        self._outputs = [tensor.name for tensor in spec.outputs]
+        super().__init__(spec, config, ranges or graph_ranges(config), provider)
         self._cuda_graphs = itertools.count() if cuda_graphs and provider == "cuda" else None
+        graphs = self._cuda_graphs is not None
+        self._one_at_a_time = threading.Lock() if graphs else contextlib.nullcontext()
         chosen = dict(PROVIDER_OPTIONS.get(provider, {}))
         if self._cuda_graphs is not None:
             chosen["enable_cuda_graph"] = "1"
@@ -92,13 +90,10 @@ class OrtStage:
             )
         return made
 
-    def __call__(self, *inputs: Array) -> Array:
-        """Run the stage.
-
-        Raises:
-            StageInputError: an input has the wrong dtype or shape, or a size outside the range.
-        """
-        return self.run(self._outputs, *inputs)[0]
+    def run_bound(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
+        """Run on bound buffers. Sessions that replay CUDA graphs take one run at a time."""
+        with self._one_at_a_time:
+            self._session.run_with_iobinding(binding, options)
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -112,15 +107,8 @@ class OrtStage:
             options.add_run_config_entry("gpu_graph_id", str(next(self._cuda_graphs)))
         return options
 
-    def run(self, names: Sequence[str], *inputs: Array) -> list[Array]:
-        """The named outputs of the graph, which may have more than the spec's.
-
-        Raises:
-            StageInputError: as a call.
-        """
-        feeds = checked_feeds(self.spec, self.config, self.ranges, inputs)
-        outputs: list[Array] = self._session.run(list(names), feeds)
-        return outputs
+    def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> dict[str, Array]:
+        return dict(zip(outputs, self._session.run(list(outputs), feeds), strict=True))
 
 
 def _identity(stat: os.stat_result | None) -> tuple[int, ...]:

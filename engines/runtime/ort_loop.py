@@ -1,34 +1,33 @@
 """The sampler's loop on ONNX Runtime: one bound call per step, and nothing else on the host.
 
 The state and the step's number go to and fro between two sets of buffers, so that no step allocates
-or copies. The modulations of all steps are computed before the loop.
+or copies. The modulations of all steps are computed before the loop. Buffers belong to one run at a
+time: runs of several threads share the session alone.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from engines.runtime.ort import OrtStage
-from engines.runtime.step_tables import Part, parts
-from export.stages import checked_feeds
+from engines.runtime.pool import Pool
+from engines.runtime.stage import Array, check_inputs, signature
+from engines.runtime.step_tables import Chunk, chunks
 from ldlm.noise import NoiseStream
-from ldlm.sampler import Run, Tick
+from ldlm.sampler import LoopStep, Steps
 from ldlm.solvers import StepTable
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """A part of the steps as `denoiser_step` reads it."""
+    """A chunk of the steps as `denoiser_step` reads it."""
 
-    part: Part
+    chunk: Chunk
     modulations: Array
 
 
@@ -41,41 +40,33 @@ class OrtLoop:
 
     Args:
         conditioning, step: the two graphs, on one provider.
-
-    Attributes:
-        inside: seconds spent inside ONNX Runtime's calls of `denoiser_step` so far.
     """
 
     def __init__(self, conditioning: OrtStage, step: OrtStage) -> None:
         self._conditioning, self._step = conditioning, step
-        self.inside = 0.0
-        self._memories: dict[tuple[int, ...], Buffers] = {}
+        self._idle: Pool[tuple[int, ...], Buffers] = Pool()
 
-    def __call__(self, table: StepTable) -> Run:
+    def __call__(self, table: StepTable) -> Steps:
         """Compute the tables of every step; see `ldlm.sampler.Loop`.
 
-        The run raises StageInputError for a batch or length that the graph was not made for.
+        The steps raise StageInputError for a batch or length that the graph was not made for.
         """
-        tables = [Tables(part, self._conditioning(part.t)) for part in parts(table)]
-        memories = self._memories
+        tables = [Tables(chunk, self._conditioning(chunk.t)) for chunk in chunks(table)]
+        return lambda noise: self._steps(tables, noise)
 
-        def run(noise: NoiseStream, tick: Tick) -> Array:
-            if noise.shape not in memories:
-                memories[noise.shape] = Buffers(self._step, noise.shape, tables[0])
-            buffers = memories[noise.shape]
+    def _steps(self, tables: list[Tables], noise: NoiseStream) -> Generator[LoopStep, None, None]:
+        make = lambda: Buffers(self._step, noise.shape, tables[0])  # noqa: E731
+        with self._idle.taken(noise.shape, make) as buffers:
             buffers.begin(noise)
             for item in tables:
                 buffers.read(item)
-                for row in range(item.part.steps):
-                    if item.part.draws(row):
+                for row in range(item.chunk.steps):
+                    if item.chunk.needs_noise(row):
                         buffers.draw(noise)
                     started = time.perf_counter()
                     buffers.call()
-                    self.inside += time.perf_counter() - started
-                    tick()
-            return buffers.state()
-
-        return run
+                    seconds = time.perf_counter() - started
+                    yield LoopStep(seconds, buffers.state, buffers.estimate)
 
 
 class Buffers:
@@ -94,17 +85,18 @@ class Buffers:
     """
 
     def __init__(self, step: OrtStage, shape: tuple[int, ...], first: Tables) -> None:
-        self._session = step.session
+        self._stage = step
         self._noise = np.zeros(shape, np.float32)
         arrays: dict[str, Array] = {
             "x": self._noise,
             "x0_prev": self._noise,
             "step": np.zeros(1, np.int64),
             "modulations": first.modulations,
-            "coefficients": first.part.coefficients,
+            "coefficients": first.chunk.coefficients,
             "noise": self._noise,
         }
-        checked_feeds(step.spec, step.config, step.ranges, list(arrays.values()))
+        found = {name: signature(step.spec, name, array) for name, array in arrays.items()}
+        check_inputs(step.spec, step.config, step.ranges, found)
 
         def value(name: str) -> ort.OrtValue:
             # A copy: on the CPU the value would otherwise be the array itself.
@@ -126,7 +118,7 @@ class Buffers:
     def read(self, tables: Tables) -> None:
         """Let the next calls read these tables, from their first row."""
         self._inputs["modulations"].update_inplace(tables.modulations)
-        self._inputs["coefficients"].update_inplace(tables.part.coefficients)
+        self._inputs["coefficients"].update_inplace(tables.chunk.coefficients)
         self._state["step"][self._turn].update_inplace(np.zeros(1, np.int64))
 
     def draw(self, noise: NoiseStream) -> None:
@@ -137,15 +129,19 @@ class Buffers:
     def call(self) -> None:
         """One step, with the next row of the tables."""
         turn = self._turn
-        self._session.run_with_iobinding(self._bindings[turn], self._options[turn])
+        self._stage.run_bound(self._bindings[turn], self._options[turn])
         self._turn = 1 - turn
 
     def state(self) -> Array:
         """The latents x after the last call, on the host."""
         return np.array(self._state["x"][self._turn].numpy())
 
+    def estimate(self) -> Array:
+        """The estimate x0_hat of the last call, on the host."""
+        return np.array(self._state["x0_prev"][self._turn].numpy())
+
     def _bound(self, source: int) -> ort.IOBinding:
-        binding = self._session.io_binding()
+        binding = self._stage.session.io_binding()
         for name, value in self._inputs.items():
             binding.bind_ortvalue_input(name, value)
         for name, output in STATE.items():

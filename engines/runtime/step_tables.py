@@ -1,4 +1,4 @@
-"""A loop's steps in parts, as many as one table of modulations holds."""
+"""A loop's steps in chunks, each as long as one table of modulations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Part:
+class Chunk:
     """Up to TABLE_STEPS steps; rows past `steps` are not used.
 
     Attributes:
@@ -27,17 +27,17 @@ class Part:
     t: Float32s
     coefficients: Float32s
 
-    def draws(self, row: int) -> bool:
+    def needs_noise(self, row: int) -> bool:
         """Whether a step adds noise; one that does not reads none from the stream."""
         return bool(self.coefficients[row, 2])
 
 
-def parts(table: StepTable) -> list[Part]:
+def chunks(table: StepTable) -> list[Chunk]:
     """All steps of a table, in order."""
-    return [_part(table, first) for first in range(0, len(table), TABLE_STEPS)]
+    return [_chunk(table, first) for first in range(0, len(table), TABLE_STEPS)]
 
 
-def _part(table: StepTable, first: int) -> Part:
+def _chunk(table: StepTable, first: int) -> Chunk:
     rows = slice(first, first + TABLE_STEPS)
     steps = len(table.t[rows])
     t = np.ones(TABLE_STEPS, np.float32)
@@ -45,4 +45,4 @@ def _part(table: StepTable, first: int) -> Part:
     t[:steps] = table.t[rows]
     for column, values in enumerate((table.A, table.B, table.C)):
         coefficients[:steps, column] = values[rows]
-    return Part(steps, t, coefficients)
+    return Chunk(steps, t, coefficients)

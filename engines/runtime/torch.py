@@ -1,18 +1,20 @@
-"""A stage in PyTorch: the reference of the proof and a baseline of the benchmarks."""
+"""A stage in PyTorch: the reference of the proof and a peer of the benchmarks."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from export.stages import StageSpec, checked_feeds, graph_ranges
+from engines.runtime.stage import Array, RuntimeStage
+from export.stages import StageSpec, graph_ranges
 from ldlm.model import LDLM
 
 
-class TorchStage:
-    """One stage as a callable on NumPy arrays.
+class TorchStage(RuntimeStage):
+    """One stage on NumPy arrays; its first output alone.
 
     Args:
         model: the reference model.
@@ -22,17 +24,11 @@ class TorchStage:
     """
 
     def __init__(self, model: LDLM, spec: StageSpec, module: nn.Module | None = None) -> None:
-        self.spec = spec
-        self.config = model.config
-        self.module = (spec.build(model) if module is None else module).eval()
+        super().__init__(spec, model.config, graph_ranges(model.config), "cpu")
+        self.module = (spec.torch(model) if module is None else module).eval()
 
-    def __call__(self, *inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Run the stage.
-
-        Raises:
-            StageInputError: an input has the wrong dtype or shape, or a size outside the range.
-        """
-        checked_feeds(self.spec, self.config, graph_ranges(self.config), inputs)
+    def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> dict[str, Array]:
+        inputs = (torch.from_numpy(feeds[tensor.name]) for tensor in self.spec.inputs)
+        (name,) = outputs
         with torch.inference_mode():
-            output: NDArray[np.float32] = self.module(*map(torch.from_numpy, inputs)).numpy()
-        return output
+            return {name: self.module(*inputs).numpy()}

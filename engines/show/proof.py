@@ -13,12 +13,12 @@ from engines.proof.gates import AUTOCAST_RATIO, STANDS_OUT
 from engines.proof.records import SAMPLER
 from export.equations import TAPS
 from export.precision import ISLANDS
-from export.stages import DEPLOYED, STAGES
+from export.stages import STAGES, components
 
 Document = dict[str, Any]
 
 # Questions about a formula; the others are about rounding.
-FORMULA = ("graph", "formula", "update", "engine update", "folded", "taps")
+FORMULA = ("graph", "formula", "update", "engine update", "taps")
 
 
 def tables(parity: Document) -> Iterator[Table]:
@@ -134,7 +134,7 @@ def self_test_table(parity: Document) -> Table:
 
 def taps_table(report: Document) -> Table:
     """One stage in one precision: a row per equation, a column per block."""
-    taps = TAPS[next(spec.weights for spec in STAGES if spec.name == report["stage"])]
+    taps = TAPS[next(spec.component for spec in STAGES if spec.name == report["stage"])]
     errors: dict[str, float | None] = report["errors"]
     blocks = sorted({int(name.partition(".")[0]) for name in errors if "." in name})
     first = report["first"]
@@ -209,8 +209,8 @@ def answers_table(parity: Document) -> Table:
     ):  # fmt: skip
         table.add_column(column)
     precisions = dict.fromkeys(line["precision"] for line in parity["lines"])
-    for weights in DEPLOYED:
-        stages = {spec.name for spec in STAGES if spec.weights == weights}
+    for weights in components():
+        stages = {spec.name for spec in STAGES if spec.component == weights}
         for precision in precisions:
             mine = {
                 part: [

@@ -12,7 +12,7 @@ from engines.artifacts.manifest import EngineEntry, Manifest
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.records import is_current, read
 from engines.show.proof import number, share_of_limit
-from export.stages import DEPLOYED, compiled, sharing
+from export.stages import compiled, components, stages_of
 
 if TYPE_CHECKING:
     pass
@@ -34,7 +34,7 @@ def summary_table(folder: Path, manifest: Manifest) -> Table:
         table.add_column(column, justify="right")
     precisions = dict.fromkeys(entry.precision for entry in manifest.graphs)
     for precision in precisions:
-        for weights in DEPLOYED:
+        for weights in components():
             for row in _summary_rows(manifest, precision, weights, parity):
                 table.add_row(*row)
     return table
@@ -47,7 +47,7 @@ def _summary_rows(
     graph = manifest.find_graph(precision, weights)
     if graph is None:
         return
-    graphs = [manifest.find_graph(precision, s.name) for s in sharing(weights, precision)]
+    graphs = [manifest.find_graph(precision, s.name) for s in stages_of(weights)]
     parts = {f.path: f.bytes for g in graphs if g is not None for f in (g.graph, g.data)}
     size = f"{sum(parts.values()) / MB:,.1f}"
     proof = parity_summary(manifest, precision, weights, parity)
@@ -78,7 +78,7 @@ def parity_summary(
     manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
 ) -> tuple[str, str, str]:
     """(worst error, its limit, verdict) of the parity lines that speak of the present graphs."""
-    stages = [spec.name for spec in sharing(weights, precision)]
+    stages = [spec.name for spec in stages_of(weights)]
     keys = [f"{precision}/{name}" for name in stages]
     if parity is None or not is_current(manifest, parity["graphs"], keys):
         return "-", "-", "[yellow]not verified[/]"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from export.precision import is_integer, policy, require_floats
 from ldlm.errors import ConfigError
 
 RTX = "rtx"
@@ -29,24 +27,6 @@ NO_RTX: dict[str, str] = {
 # What TensorRT-RTX cannot compile for Turing: "FP32 GEMM is not supported", and bfloat16 at all.
 NO_FLOAT32_MATMUL = ("sm75",)
 NO_BFLOAT16 = ("sm75",)
-
-
-def compilable(precision: str) -> bool:
-    """Whether TensorRT takes a precision's graphs: it has no products of dynamic integers."""
-    return not is_integer(policy(precision))
-
-
-def require_compilable(precisions: Sequence[str]) -> None:
-    """Refuse what TensorRT does not take.
-
-    Raises:
-        ConfigError: naming the first precision.
-    """
-    require_floats(
-        precisions,
-        "no engines are built of this precision: its products are for CPUs",
-        "ldlm export and ldlm verify; ldlm sample runs it on ONNX Runtime",
-    )
 
 
 def parse_sms(text: str) -> tuple[str, ...]:

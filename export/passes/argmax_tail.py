@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from export.stages import StageSpec
 
-def argmax_tail(model: ir.Model, name: str) -> int:
+
+def argmax_tail(model: ir.Model, spec: StageSpec) -> int:
     """Replace the one output, logits [B, T, vocab], by its argmax [B, T] int64.
 
     A cast to float32 before the output is left out: it changes no order, and on a device it
@@ -13,8 +15,9 @@ def argmax_tail(model: ir.Model, name: str) -> int:
 
     Args:
         model: a graph with one output.
-        name: the new output's name.
+        spec: names the new output.
     """
+    name = spec.outputs[0].name
     (logits,) = model.graph.outputs
     cast = logits.producer()
     source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else logits

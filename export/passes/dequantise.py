@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from export.passes._constants import constant
+from export.passes.graph import constant
 
 
 def dequantise(model: ir.Model) -> int:

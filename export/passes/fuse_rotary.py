@@ -14,7 +14,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from export.passes._constants import float32, maker
+from export.passes.graph import float32, maker
+from export.precision import Precision
+from export.stages import StageSpec
+from ldlm.errors import GraphCheckError
 
 FLOAT = ir.DataType.FLOAT
 Tables = tuple[ir.Value, ir.Value]
@@ -41,7 +44,7 @@ class Pattern:
     heads: int
 
 
-def fuse_rotary(model: ir.Model) -> int:
+def fuse_rotary(model: ir.Model, spec: StageSpec) -> int:
     """Replace every rotary Attention of heads by one of rows; float32 alone.
 
     Does not fire where anything else reads a value in between, nor where a table does not turn
@@ -74,6 +77,23 @@ def fuse_rotary(model: ir.Model) -> int:
         fired += 1
     RemoveUnusedNodesPass()(model)
     return fired
+
+
+def require_rows(graph: ir.Graph, spec: StageSpec, precision: Precision) -> None:
+    """Every float32 attention of a stage reads rows.
+
+    Raises:
+        GraphCheckError: naming the first that does not.
+    """
+    for node in graph:
+        wide = node.op_type == "Attention" and node.outputs[0].dtype == ir.DataType.FLOAT
+        if wide and not node.attributes.get_int("q_num_heads", 0):
+            raise GraphCheckError(
+                "a float32 attention does not read whole rows",
+                stage=spec.name,
+                tensor=node.name,
+                remedy="export.passes.fuse_rotary does not know the pattern it was traced to",
+            )
 
 
 def _half_tables(tape: Tape, pattern: Pattern) -> list[ir.Value]:

@@ -15,9 +15,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
+from export.passes.graph import cast, rule_dtype, width
+from export.precision import Precision
+from export.stages import StageSpec
 from ldlm.errors import GraphCheckError
 
 FLOAT = ir.DataType.FLOAT
+TIME = "t"  # the denoiser's input of times
 
 
 @dataclass(frozen=True)
@@ -38,14 +42,12 @@ class Row:
         return None if self.norm is None else self.norm[0].inputs[1]
 
 
-def conditioning_graph(model: ir.Model, time: str, output: str, steps: int) -> int:
-    """Keep what depends on `time`, for `steps` times: [steps, rows, d], float32.
+def conditioning_graph(model: ir.Model, spec: StageSpec) -> int:
+    """Keep what depends on the time, for several times: [steps, rows, d], float32.
 
     Args:
-        model: the denoiser's graph, changed in place.
-        time: its input of times.
-        output: the new name of the one output.
-        steps: how many times the graph will take.
+        model: the denoiser's graph, changed in place; its input of times is "t".
+        spec: with one input [steps], and the output's name.
 
     Returns:
         The number of rows.
@@ -53,32 +55,32 @@ def conditioning_graph(model: ir.Model, time: str, output: str, steps: int) -> i
     Raises:
         GraphCheckError: the graph does not split.
     """
-    rows = rows_of(model.graph, time)
+    (steps,) = (int(axis) for axis in spec.inputs[0].axes)
+    rows = rows_of(model.graph, TIME)
     tape = Tape()
     parts = [_scaled(tape, row) for row in rows]
     stacked = tape.op("Concat", parts, {"axis": 1})
-    stacked.name, stacked.dtype = output, FLOAT
-    width = _width(rows[0].value)
+    stacked.name, stacked.dtype = spec.outputs[0].name, FLOAT
+    size = width(rows[0].value)
     for node in tape.nodes:
         model.graph.append(node)
     model.graph.outputs[:] = [stacked]
     RemoveUnusedNodesPass()(model)
-    for value in [v for v in model.graph.inputs if str(v.name) != time]:
+    for value in [v for v in model.graph.inputs if str(v.name) != TIME]:
         model.graph.inputs.remove(value)
     for value in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)):
         _fix_batch(value, steps)
-    stacked.shape = ir.Shape([steps, len(rows), width])
+    stacked.shape = ir.Shape([steps, len(rows), size])
     return len(rows)
 
 
-def step_graph(model: ir.Model, time: str, table: str, steps: int) -> int:
+def step_graph(model: ir.Model, spec: StageSpec) -> int:
     """Read what depends on the time from row `step` of a table [steps, rows, d].
 
     Args:
-        model: the denoiser's graph, changed in place; `time` is replaced by the inputs "step" [1]
-            int64 and `table`.
-        time, table: names of the inputs.
-        steps: rows in the table.
+        model: the denoiser's graph, changed in place; its input of times, "t", is replaced by the
+            inputs "step" [1] int64 and "modulations".
+        spec: with the input "modulations".
 
     Returns:
         How many norms took their gain and bias from the table.
@@ -87,11 +89,12 @@ def step_graph(model: ir.Model, time: str, table: str, steps: int) -> int:
         GraphCheckError: the graph does not split.
     """
     graph = model.graph
-    rows = rows_of(graph, time)
-    width = _width(rows[0].value)
+    steps = int(spec.input("modulations").axes[0])
+    rows = rows_of(graph, TIME)
+    size = width(rows[0].value)
     number = ir.Value(name="step", shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
     values = ir.Value(
-        name=table, shape=ir.Shape([steps, len(rows), width]), type=ir.TensorType(FLOAT)
+        name="modulations", shape=ir.Shape([steps, len(rows), size]), type=ir.TensorType(FLOAT)
     )
     tape = Tape()
     row = tape.op("Gather", [values, number], {"axis": 0})
@@ -99,23 +102,40 @@ def step_graph(model: ir.Model, time: str, table: str, steps: int) -> int:
     found = tape.op_multi_out("Split", [flat], {"num_outputs": len(rows)}, num_outputs=len(rows))
     for item in (row, flat, *found):
         item.dtype = FLOAT
-    row.shape, flat.shape = ir.Shape([1, len(rows), width]), ir.Shape([len(rows) * width])
+    row.shape, flat.shape = ir.Shape([1, len(rows), size]), ir.Shape([len(rows) * size])
     fired = 0
     for old, new in zip(rows, found, strict=True):
-        new.shape = ir.Shape([width])
+        new.shape = ir.Shape([size])
         if old.norm is None:
-            old.value.replace_all_uses_with(_cast(tape, new, old.value.dtype or FLOAT))
+            old.value.replace_all_uses_with(cast(tape, new, old.value.dtype or FLOAT))
         else:
             fired += 1
     _give_norms(graph, rows, found)
     for value in tape.initializers:
         graph.register_initializer(value)
     graph.insert_before(graph[0], tape.nodes)
-    place = next(i for i, value in enumerate(graph.inputs) if str(value.name) == time)
+    place = next(i for i, value in enumerate(graph.inputs) if str(value.name) == TIME)
     RemoveUnusedNodesPass()(model)
     del graph.inputs[place]
     graph.inputs.extend([number, values])
     return fired
+
+
+def require_tables(graph: ir.Graph, spec: StageSpec, precision: Precision) -> None:
+    """Every float32 norm of a step takes its gain and bias from the table.
+
+    Raises:
+        GraphCheckError: naming the first that does not.
+    """
+    if rule_dtype(precision, spec.component, "layer_norm") != FLOAT:
+        return
+    for node in graph:
+        if node.op_type == "LayerNormalization" and len(node.inputs) < 3:
+            raise GraphCheckError(
+                "a norm does not take its gain and bias from the table",
+                stage=spec.name,
+                tensor=node.name,
+            )
 
 
 def rows_of(graph: ir.Graph, time: str) -> list[Row]:
@@ -141,7 +161,7 @@ def rows_of(graph: ir.Graph, time: str) -> list[Row]:
             )
     if not found:
         raise GraphCheckError("nothing of the graph depends on the time", tensor=time)
-    if len(widths := {_width(value) for value in found}) != 1:
+    if len(widths := {width(value) for value in found}) != 1:
         raise GraphCheckError("the time's vectors have several widths", got=sorted(widths))
     return [Row(value, _norm(value, set(found))) for value in found]
 
@@ -179,7 +199,7 @@ def _norm(value: ir.Value, rows: set[ir.Value]) -> tuple[ir.Node, ir.Node, ir.No
 
 def _scaled(tape: Tape, row: Row) -> ir.Value:
     """The row as the table has it: float32, and gamma (1 + scale) where a norm reads it."""
-    value = _cast(tape, row.value, FLOAT)
+    value = cast(tape, row.value, FLOAT)
     if row.gain is not None:
         value = tape.op("Mul", [row.gain, value])
         value.dtype = FLOAT
@@ -207,21 +227,6 @@ def _give_norms(graph: ir.Graph, rows: Sequence[Row], found: Sequence[ir.Value])
         old.replace_all_uses_with(new.outputs[0], replace_graph_outputs=True)
         for node in (total, product, norm):
             graph.remove(node, safe=True)
-
-
-def _cast(tape: Tape, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    if value.dtype == dtype:
-        return value
-    cast = tape.op("Cast", [value], {"to": int(dtype)})
-    cast.dtype, cast.shape = dtype, value.shape
-    return cast
-
-
-def _width(value: ir.Value) -> int:
-    size = None if value.shape is None else value.shape[-1]
-    if not isinstance(size, int):
-        raise GraphCheckError("the width of the time's vectors is not known", tensor=value.name)
-    return size
 
 
 def _fix_batch(value: ir.Value, steps: int) -> None:

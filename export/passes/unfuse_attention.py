@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from export.passes.graph import cast, width
 from ldlm.errors import GraphCheckError
 
 
@@ -29,10 +30,10 @@ def unfuse_attention(model: ir.Model) -> int:
         tape = Tape()
         heads = node.attributes.get_int("q_num_heads", 0)
         q32, k32, v32 = (
-            _split(tape, _cast(tape, value, ir.DataType.FLOAT), heads) for value in node.inputs[:3]
+            _split(tape, cast(tape, value, ir.DataType.FLOAT), heads) for value in node.inputs[:3]
         )
-        width = _width(node.inputs[0]) // (heads or 1)
-        factor = node.attributes.get_float("scale", 0.0) or width**-0.5
+        d_head = width(node.inputs[0]) // (heads or 1)
+        factor = node.attributes.get_float("scale", 0.0) or d_head**-0.5
         scale = tape.op("Constant", [], {"value": ir.tensor(factor, dtype=ir.DataType.FLOAT)})
         keys = tape.op("Transpose", [k32], {"perm": [0, 1, 3, 2]})
         scores = tape.op("MatMul", [tape.op("Mul", [q32, scale]), keys])
@@ -40,22 +41,12 @@ def unfuse_attention(model: ir.Model) -> int:
         product = _merge(tape, product, heads)
         for value in (value for made in tape.nodes for value in made.outputs):
             value.dtype = value.dtype or ir.DataType.FLOAT
-        new = _cast(tape, product, old.dtype)
+        new = cast(tape, product, old.dtype)
         new.shape = old.shape
         model.graph.insert_before(node, tape.nodes)
         old.replace_all_uses_with(new)
         model.graph.remove(node, safe=True)
     return len(nodes)
-
-
-def _cast(tape: Tape, value: ir.Value | None, dtype: ir.DataType | None) -> ir.Value:
-    if value is None or dtype is None:
-        raise GraphCheckError("an Attention node without its inputs or dtypes")
-    if value.dtype == dtype:
-        return value
-    cast = tape.op("Cast", [value], {"to": int(dtype)})
-    cast.dtype = dtype
-    return cast
 
 
 def _split(tape: Tape, rows: ir.Value, heads: int) -> ir.Value:
@@ -78,13 +69,6 @@ def _shape(tape: Tape, sizes: list[int]) -> ir.Value:
     shape = tape.op("Constant", [], {"value": ir.tensor(sizes)})
     shape.dtype = ir.DataType.INT64
     return shape
-
-
-def _width(q: ir.Value | None) -> int:
-    size = None if q is None or q.shape is None else q.shape[-1]
-    if not isinstance(size, int):
-        raise GraphCheckError("the width of an attention head is not known", got=size)
-    return size
 
 
 def _require_plain(node: ir.Node) -> None:

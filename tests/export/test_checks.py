@@ -21,7 +21,7 @@ from ldlm.errors import GraphCheckError
 def check(folder: Path, name: str, small: LDLM, policy: str = "fp16") -> object:
     spec = stage(name)
     rules = precision.policy(policy)
-    module = precision.apply(spec.build(small), spec.weights, rules)
+    module = precision.apply(spec.build(small), spec.component, rules)
     return check_graph(folder / f"{name}.onnx", spec, small.config, module, rules, OPSET)
 
 

@@ -18,7 +18,7 @@ OWN = ("plain", "ids")  # the others are made from their graphs
 @pytest.mark.parametrize("spec", [s for s in STAGES if s.role in OWN], ids=lambda s: s.name)
 def test_every_computation_is_decided(small: LDLM, name: str, spec) -> None:  # type: ignore[no-untyped-def]
     module = spec.build(small)
-    decisions = {d.module for d in decide(module, spec.weights, policy(name))}
+    decisions = {d.module for d in decide(module, spec.component, policy(name))}
     expected = {n for n, m in module.named_modules() if isinstance(m, Island | Linear)}
     assert decisions == expected
     assert all(rule.reason for rule in policy(name))

@@ -126,7 +126,7 @@ def test_the_graph_is_the_modules(folder: Path, small: LDLM, name: str) -> None:
     it: two roundings of one thing, each with the quantisation's error, and mostly the same.
     """
     spec = stage(name)
-    module = precision.apply(spec.build(small), spec.weights, RULES)
+    module = precision.apply(spec.build(small), spec.component, RULES)
     arrays = stage_inputs(spec, small.config, 2, 17)
     expected = TorchStage(small, spec)(*arrays)
     emulated = TorchStage(small, spec, module)(*arrays)
@@ -144,7 +144,7 @@ def test_rounding_off_leaves_the_formula(
     wide = rounding_off(folder / f"{name}.onnx", tmp_path / "wide.onnx")
     left = {node.op_type for node in ir.load(wide).graph}
     assert not left & {"MatMulInteger", "DynamicQuantizeLinear"}
-    module = precision.apply(spec.build(small), spec.weights, RULES)
+    module = precision.apply(spec.build(small), spec.component, RULES)
     arrays = stage_inputs(spec, small.config, 2, 17)
     got = OrtStage(wide, spec, small.config)(*arrays)
     reference = TorchStage(small, spec, precision.without_rounding(module))(*arrays)
@@ -219,7 +219,7 @@ def test_a_check_fails_on_its_fault(
 ) -> None:
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     spec = stage("denoiser")
-    module = precision.apply(spec.build(small), spec.weights, RULES)
+    module = precision.apply(spec.build(small), spec.component, RULES)
     path = own / "denoiser.onnx"
 
     def check() -> None:
@@ -235,7 +235,7 @@ def test_a_check_fails_on_its_fault(
 
 def test_a_product_that_the_loop_lost_is_noticed(folder: Path, small: LDLM) -> None:
     spec = stage("denoiser")
-    module = precision.apply(spec.build(small), spec.weights, RULES)
+    module = precision.apply(spec.build(small), spec.component, RULES)
     evidence = {
         name: check_graph(folder / f"{name}.onnx", stage(name), small.config, module, RULES, OPSET)
         for name in ("denoiser", "denoiser_step", "conditioning")

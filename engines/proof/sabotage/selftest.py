@@ -22,10 +22,10 @@ from engines.proof.sabotage.damages import DAMAGES, Damage
 from engines.proof.stage import rounding_off
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch import TorchStage
-from export import precision as policies
 from export.checks import check_graph
 from export.exporter import OPSET
 from export.passes.widen import widen
+from export.precision import POLICIES, Precision, apply, without_rounding
 from export.stages import stage
 from ldlm import files
 from ldlm.errors import ArtifactError, ConfigError, GraphCheckError
@@ -89,14 +89,13 @@ def require_policies(precisions: list[str]) -> None:
     Raises:
         ConfigError: naming the first.
     """
-    policies.require_floats(
-        precisions, "the self-test is for the float precisions", "name others with --precision"
-    )
     for name in precisions:
-        if policies.is_experiment(name):
+        precision = Precision.of(name)
+        precision.require_floats("the self-test is")
+        if precision.is_experiment:
             raise ConfigError(
                 "the self-test is for the policies, not for an experiment",
-                expected=" or ".join(policies.POLICIES),
+                expected=" or ".join(POLICIES),
                 got=name,
             )
 
@@ -107,12 +106,11 @@ class _Bench:
     def __init__(
         self, folder: Path, manifest: Manifest, model: LDLM, precision: str, name: str
     ) -> None:
-        self.model, self.precision, self.spec = model, precision, stage(name)
-        self.rules = policies.policy(precision)
+        self.model, self.precision, self.spec = model, Precision.of(precision), stage(name)
         self.path = manifest.graph(precision, name).verified(folder)
-        self.module = policies.apply(self.spec.build(model), self.spec.weights, self.rules)
+        self.module = apply(self.spec.torch(model), self.spec.component, self.precision)
         self.inputs = stage_inputs(self.spec, model.config, *clamped(CASE, model.config))
-        plain = policies.without_rounding(self.module)
+        plain = without_rounding(self.module)
         self.expected = TorchStage(model, self.spec, plain)(*self.inputs)
 
     def run(self) -> Iterator[Outcome]:
@@ -125,7 +123,7 @@ class _Bench:
                 for damage in (intact, *DAMAGES):
                     if damage.stage == self.spec.name:
                         noticed = self._noticed(beside, wide, damage)
-                        yield Outcome(damage.name, damage.stage, self.precision, noticed)
+                        yield Outcome(damage.name, damage.stage, str(self.precision), noticed)
             finally:
                 beside.unlink(missing_ok=True)
 
@@ -133,14 +131,14 @@ class _Bench:
         damaged = self._damaged(self.path, damage, beside)
         found = []
         try:
-            check_graph(damaged, self.spec, self.model.config, self.module, self.rules, OPSET)
+            check_graph(damaged, self.spec, self.model.config, self.module, self.precision, OPSET)
         except GraphCheckError:
             found.append("checks")
-        records = islands.look(damaged, self.spec, self.precision, self.rules, tensorrt=False)
+        records = islands.look(damaged, self.spec, self.precision, tensorrt=False)
         if not all(record["passed"] for record in records):
             found.append("islands")
         if self._formula_differs(self._damaged(wide, damage, wide.with_name("damaged.onnx"))):
-            found.append("graph" if self.precision == "fp32" else "formula")
+            found.append("graph" if self.precision.is_float32 else "formula")
         return tuple(found)
 
     def _damaged(self, source: Path, damage: Damage, target: Path) -> Path:
