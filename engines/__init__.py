@@ -1,4 +1,4 @@
-"""Engines: TensorRT builds, runtimes, the proof, reports and the command line.
+"""Engines: an artifacts folder as one object, TensorRT builds, runtimes and the proof.
 
 The names below load on first use; importing the package imports neither torch nor onnx.
 """
@@ -8,14 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engines.api import Artifacts, Sampler, SampleRequest, Samples
     from engines.compile.rtx import build_engine
     from engines.proof.compare import compare
     from engines.runtime.ort import OrtStage
+    from engines.runtime.trt_stage import TrtStage
 
-__all__ = ["OrtStage", "build_engine", "compare"]
+__all__ = [
+    "Artifacts", "OrtStage", "SampleRequest", "Sampler", "Samples", "TrtStage", "build_engine",
+    "compare",
+]  # fmt: skip
 
 _HOMES = {
+    "Artifacts": "engines.api",
     "OrtStage": "engines.runtime.ort",
+    "SampleRequest": "engines.api",
+    "Sampler": "engines.api",
+    "Samples": "engines.api",
+    "TrtStage": "engines.runtime.trt_stage",
     "build_engine": "engines.compile.rtx",
     "compare": "engines.proof.compare",
 }

@@ -146,3 +146,9 @@ def require_ours(folder: Path) -> None:
             got="something else",
             remedy="choose another --out",
         )
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[Manifest]:
+    """The manifest, while its files are loaded."""
+    yield load(folder)

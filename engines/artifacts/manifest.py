@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from export.precision import POLICIES, Precision
-from export.stages import STAGES, AxisRange, stages_of
+from export.stages import STAGES, AxisRange, components, stages_of
 from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError
@@ -197,7 +197,11 @@ class Manifest:
             ArtifactError: nothing else was.
         """
         names = list(dict.fromkeys(entry.precision for entry in self.graphs))
-        whole = [name for name in names if all(self.find_graph(name, s.name) for s in STAGES)]
+        whole = [
+            name
+            for name in names
+            if all(self.find_graph(name, s.name) for c in components() for s in stages_of(c))
+        ]
         found = [name for name in whole if not Precision.of(name).is_experiment]
         if not found:
             raise ArtifactError(
@@ -277,12 +281,16 @@ class Manifest:
         found = (e for e in self.engines if (e.precision, e.stage, e.target) == key)
         return next(found, None)
 
-    def listed(self) -> set[str]:
-        """The paths of all files that it speaks of."""
+    def files(self) -> list[FileEntry]:
+        """All files that it speaks of, each once."""
         entries = [file for e in self.graphs for file in (e.graph, e.data)]
         entries += [e.engine for e in self.engines]
         entries += [self.tokenizer] if self.tokenizer is not None else []
-        return {entry.path for entry in entries}
+        return list({entry.path: entry for entry in entries}.values())
+
+    def listed(self) -> set[str]:
+        """The paths of all files that it speaks of."""
+        return {entry.path for entry in self.files()}
 
     def to_json(self) -> bytes:
         """The content of manifest.json."""

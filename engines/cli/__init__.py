@@ -15,6 +15,7 @@ import typer
 from engines.cli import (
     bench,
     build,
+    check,
     convert,
     doctor,
     engines,
@@ -49,8 +50,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    doctor, init, info, convert, engines, export, verify, build, sample, evaluate, bench, inspect,
-    gc,
+    doctor, init, info, convert, engines, export, verify, build, check, sample, evaluate, bench,
+    inspect, gc,
 )  # fmt: skip
 for module in COMMANDS:
     app.command(module.__name__.rpartition(".")[2])(module.command)

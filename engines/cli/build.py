@@ -19,13 +19,10 @@ from engines.cli._shared import (
     say,
     steps,
 )
-from engines.compile.target import Target, rtx_target, trt_target
 from engines.show.decisions import decisions_table
 from engines.show.summary import summary_table
-from engines.tensorrt.library import LIBRARIES
-from engines.tensorrt.profiles import PROFILES, profiles
-from engines.tensorrt.targets import RTX, parse_sms
-from ldlm.errors import ConfigError
+from engines.tensorrt.profiles import PROFILES
+from engines.tensorrt.targets import RTX
 
 
 def command(
@@ -65,39 +62,22 @@ def command(
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Compile the engines that have changed, and show what the folder holds."""
-    from engines.artifacts.build import build_artifacts
+    from engines.api import Artifacts
 
-    chosen = chosen_target(target, sm, unfused=unfused)
-    config = folders.load(folder).config
-    wanted = None if profile is None else names(profile)
-    ranges = profiles(config, wanted, numbers(batch, "--batch"), numbers(length, "--length"))
+    artifacts = Artifacts(folder)
     with measured("build") as run, steps() as progress:
-        decisions = build_artifacts(
-            folder,
-            precisions(precision) if precision is not None else None,
-            chosen,
-            ranges,
-            progress,
+        decisions = artifacts.build(
+            None if precision is None else precisions(precision),
+            target=target,
+            sms=sm,
+            names=None if profile is None else names(profile),
+            batch=numbers(batch, "--batch"),
+            length=numbers(length, "--length"),
+            unfused=unfused,
+            progress=progress,
         )
     done = record(folder, "build", decisions, run)
     if explain:
         out.print(decisions_table("build", decisions))
     out.print(summary_table(folder, folders.load(folder)))
     say(f"{folder}: {done}")
-
-
-def chosen_target(target: str, sm: str, *, unfused: bool = False) -> Target:
-    """The build target of these options.
-
-    Raises:
-        ConfigError: no such target or compute capability.
-        ProviderError: plain TensorRT, or the GPU it builds for, is not there.
-    """
-    if target not in LIBRARIES:
-        raise ConfigError("no such build target", expected=" or ".join(LIBRARIES), got=target)
-    everything = sm.strip().lower() == "all"
-    if target == RTX:
-        return rtx_target(parse_sms(sm), skip_unsupported=everything, unfused=unfused)
-    if not everything:
-        raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sm)
-    return trt_target(unfused=unfused)

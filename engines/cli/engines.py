@@ -14,6 +14,7 @@ from engines.cli._shared import (
     default_artifacts,
     precisions,
 )
+from engines.compile.target import chosen_target
 from engines.proof.records import NOTHING_MORE
 from engines.tensorrt.targets import RTX
 from export.precision import Precision
@@ -31,7 +32,7 @@ def command(
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
-    build.chosen_target(target, sm)  # wrong options are refused before the long work
+    chosen_target(target, sm)  # wrong options are refused before the long work
     for name in precisions(precision):
         Precision.of(name).require(target)
     folder = folder or default_artifacts(checkpoint)

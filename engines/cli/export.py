@@ -32,15 +32,13 @@ def command(
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Export every stage to ONNX, checked, with a manifest; only what has changed."""
-    from engines.artifacts.export import export_artifacts
+    from engines.api import Artifacts
     from export.precision import Precision
 
     folder = folder or default_artifacts(checkpoint)
-    chosen = [
-        str(Precision.of(name).without(without_island or [])) for name in precisions(precision)
-    ]
+    chosen = [Precision.of(name).without(without_island or []) for name in precisions(precision)]
     with measured("export") as run, spinner() as progress:
-        decisions = export_artifacts(checkpoint, folder, chosen, progress)
+        decisions = Artifacts(folder).export(checkpoint, chosen, progress)
     done = record(folder, "export", decisions, run)
     if explain:
         out.print(decisions_table("export", decisions))

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from engines.artifacts import folder as folders
 from engines.cli._shared import ArtifactsFolder, err, out, steps
 from ldlm.errors import SamplerError
 
@@ -18,7 +17,9 @@ def command(
     runtime: Annotated[
         str, typer.Option(help="ort, torch (the reference), evaluator, rtx or trt (the engines).")
     ] = "ort",
-    precision: Annotated[str, typer.Option(help="An exported precision.")] = "fp32",
+    precision: Annotated[
+        str | None, typer.Option(help="An exported precision; default fp32, or the first there.")
+    ] = None,
     provider: Annotated[str | None, typer.Option(help="cpu or cuda, for ort; default cpu.")] = None,
     checkpoint: Annotated[
         Path | None,
@@ -46,35 +47,30 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print token ids and texts.")] = False,
 ) -> None:
     """Sample text. The same seed gives the same text in PyTorch and in ONNX Runtime, in float32."""
-    from ldlm.sampler import SampleRequest, sample
+    from engines.api import Artifacts, SampleRequest
 
-    manifest = folders.load(folder)
-    config = manifest.config
     request = SampleRequest(
-        length=length,
         samples=number,
+        length=length,
         batch_size=min(batch_size, number) if number > 0 else batch_size,
         steps=n_steps,
         grid=None if grid is None else _times(grid),
         solver=solver,
         seed=seed,
-    ).of(config)
-    from engines.runtime.load import load_stages, load_tokenizer
-    from ldlm import tokenizer as tokenizers
-
-    tokenizer = load_tokenizer(folder, manifest)
-    stages = load_stages(
-        folder,
-        manifest,
-        runtime=runtime,
-        precision=precision,
-        provider=provider,
-        checkpoint=checkpoint,
-        plain=plain,
     )
-    with steps() as progress:
-        ids = sample(stages, request, lambda done, total: progress("sampling", done, total))
-    texts = [tokenizers.decode(tokenizer, row, config.end_of_text, raw=raw) for row in ids.tolist()]
+    artifacts = Artifacts(folder)
+    request.table(artifacts.config)  # what cannot be sampled is refused before anything is loaded
+    with artifacts.sampler(
+        runtime, precision, provider=provider, checkpoint=checkpoint, plain=plain
+    ) as sampler:
+        if precision is None and str(sampler.precision) != "fp32":
+            err.print(f"precision {sampler.precision}", highlight=False)
+        run = sampler.run(request)
+        with steps() as progress:
+            for step in run:
+                progress("sampling", step.done, step.total)
+        (ids,) = run.token_ids
+        texts = sampler.decode(ids, raw=raw)
     if as_json:
         out.print_json(json.dumps({"token_ids": ids.tolist(), "texts": texts}))
         return

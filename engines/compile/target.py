@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.tensorrt.targets import RTX
+from engines.tensorrt.library import LIBRARIES
+from engines.tensorrt.targets import RTX, parse_sms
 from export.stages import AxisRange, StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig
+from ldlm.errors import ConfigError
 
 if TYPE_CHECKING:
     from engines.compile.network import BuiltEngine, Progress
@@ -43,6 +45,30 @@ class Target:
     modules: tuple[str, ...]
     tools: tuple[str, ...]
     build: Build
+
+
+def chosen_target(target: str = RTX, sms: str = "all", *, unfused: bool = False) -> Target:
+    """The target of these words.
+
+    Args:
+        target: of `engines.tensorrt.library.LIBRARIES`.
+        sms: compute capabilities, as `engines.tensorrt.targets.parse_sms` reads them. "all" builds
+            every one that a stage can have, and records why it cannot have another; a list must be
+            met in full.
+        unfused: build attention from single operators, in float32.
+
+    Raises:
+        ConfigError: no such target or compute capability.
+        ProviderError: plain TensorRT, or the GPU it builds for, is not there.
+    """
+    if target not in LIBRARIES:
+        raise ConfigError("no such build target", expected=" or ".join(LIBRARIES), got=target)
+    everything = sms.strip().lower() == "all"
+    if target == RTX:
+        return rtx_target(parse_sms(sms), skip_unsupported=everything, unfused=unfused)
+    if not everything:
+        raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sms)
+    return trt_target(unfused=unfused)
 
 
 def rtx_target(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,14 @@ from typer.testing import CliRunner
 from engines.artifacts import folder as folders
 from engines.bench import measure
 from engines.bench.measure import Case, Samples, Worker, bench, flops
-from engines.bench.peers import Peer, default_peers, parse
+from engines.bench.peers import default_peers, parse
 from engines.bench.worker import loop
 from engines.cli import app
 from engines.show.bench import bench_table, plot
 from ldlm import LDLM, PRESETS
 from ldlm.errors import BenchError, ConfigError
 from ldlm.noise import NoiseStream
-from ldlm.sampler import Run, Stages, Tick
+from ldlm.sampler import LoopStep, Stages, Steps
 from ldlm.solvers import StepTable
 
 SMALL, BASE = PRESETS["small"], PRESETS["base"]
@@ -159,21 +160,19 @@ def test_a_question_it_cannot_answer(small_artifacts: Path, tmp_path: Path) -> N
 
 def test_seconds_are_of_steps_not_of_the_way_there() -> None:
     """What is done once, before the loop or within its first step, is in no figure of a step."""
-    inside = [0.0]
 
-    def made(table: StepTable) -> Run:
+    def made(table: StepTable) -> Steps:
         time.sleep(0.2)
 
-        def run(noise: NoiseStream, tick: Tick) -> None:
+        def run(noise: NoiseStream) -> Generator[LoopStep, None, None]:
             time.sleep(0.2)
             for _ in table.t:
                 time.sleep(0.002)
-                inside[0] += 0.001
-                tick()
+                yield LoopStep(0.001, noise.draw, noise.draw)
 
         return run
 
-    peer = Peer(Stages(None, print, print, loop=made), lambda: inside[0])
+    peer = Stages(PRESETS["small"], made, print, print)
     answer = loop(peer, batch=1, length=8, d_model=4, steps=7)
     assert len(answer["seconds"]) == 7
     assert max(answer["seconds"]) < 0.1

@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from artifacts_of import graph_of
 
+from engines.artifacts import folder as folders
 from engines.cli import main
+from export.stages import STAGES
 from ldlm import files
 
 COMMANDS = ("init", "info", "convert", "export", "build", "verify", "sample", "evaluate")
@@ -113,8 +116,11 @@ WRONG = [
     (("build", "{artifacts}", "--batch", "1,8"), "MIN,OPT,MAX"),
     (("build", "{artifacts}", "--length", "1,99,64"), "out of order"),
     (("build", "{artifacts}", "--precision", "fp16-without-residual"), "was not exported"),
-    (("build", "{artifacts}", "--precision", "int8"), "no engines are built"),
-    (("engines", "{checkpoint}", "--out", "{tmp}/x", "--precision", "fp32,int8"), "no engines are"),
+    (("build", "{artifacts}", "--precision", "int8"), "rtx does not run"),
+    (
+        ("engines", "{checkpoint}", "--out", "{tmp}/x", "--precision", "fp32,int8"),
+        "rtx does not run",
+    ),
     (("verify", "{artifacts}", "--checkpoint", "{tmp}/nothing"), "no checkpoint at"),
     (("verify", "{tmp}", "--checkpoint", "{checkpoint}"), "no artifacts at"),
     (("verify", "{artifacts}", "--checkpoint", "{checkpoint}", "--sampler-steps", "5"), "unstable"),
@@ -178,15 +184,14 @@ def test_an_island_switched_off_by_name_misses_its_gate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """`export --without-island`, then `verify`, on one stage: the precision gate fails."""
-    monkeypatch.setattr("engines.artifacts.export.DEPLOYED", ("token_decoder",))
-    monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("token_decoder",))
-    monkeypatch.setattr("engines.show.proof.DEPLOYED", ("token_decoder",))
+    only = tuple(spec for spec in STAGES if spec.component == "token_decoder")
+    monkeypatch.setattr("export.stages.STAGES", only)
     common = [str(tmp_path), "--precision", "fp16", "--without-island", "layer_norm"]
     monkeypatch.setattr("sys.argv", ["ldlm", "export", str(small_checkpoint), "--out", *common])
     with pytest.raises(SystemExit) as caught:
         main()
     assert not caught.value.code, capsys.readouterr().err
-    assert (tmp_path / "onnx" / "fp16-without-layer_norm" / "token_decoder.onnx").exists()
+    assert graph_of(tmp_path, "fp16-without-layer_norm", "token_decoder").exists()
     verify = ["ldlm", "verify", str(tmp_path), "--checkpoint", str(small_checkpoint)]
     by_name = ["--precision", "fp16-without-layer_norm"]
     monkeypatch.setattr("sys.argv", [*verify, *by_name])
@@ -253,7 +258,7 @@ def test_a_corrupted_checkpoint_exports_nothing(own_checkpoint: Path, tmp_path: 
 
 
 def test_artifacts_that_were_changed_are_not_sampled(own_artifacts: Path) -> None:
-    path = own_artifacts / "tokenizer.json"
+    path = own_artifacts / folders.load(own_artifacts).tokenizer.path
     path.write_text(path.read_text() + " ")
     got = ldlm("sample", own_artifacts, "--steps", 20)
     assert got.returncode == 1

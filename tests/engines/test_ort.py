@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
+from artifacts_of import data_of, graph_of
 
 from engines import OrtStage, compare
 from engines.artifacts import folder as folders
 from engines.proof.inputs import stage_inputs
+from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OPTIMISATION
+from engines.runtime.stage import RuntimeStage
 from engines.runtime.torch import TorchStage
 from export.stages import stage
 from ldlm import LDLM
@@ -25,8 +30,6 @@ def opened(folder: Path, name: str, precision: str = "fp32", **options: object) 
 
 
 def has_cuda() -> bool:
-    import torch
-
     return torch.cuda.is_available()
 
 
@@ -58,7 +61,7 @@ def test_a_float32_norm_between_half_casts_loads_at_every_level(
 ) -> None:
     """Case 1: one LayerNormalization with casts around it, not its parts, which do not load."""
     for name in ("denoiser", "latent_decoder"):
-        path = small_artifacts / "onnx" / "fp16" / f"{name}.onnx"
+        path = graph_of(small_artifacts, "fp16", name)
         found = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
         assert "LayerNormalization" in found
         assert not found & {"ReduceMean", "Pow", "Sqrt"}
@@ -105,11 +108,36 @@ def test_wrong_inputs_are_refused(small: LDLM, small_artifacts: Path, kind: str)
         ((good[0],), "wrong dtype or shape"),
         ((np.zeros((1, 129, 128), np.float32),), "length is outside"),
         ((np.zeros((65, 1, 128), np.float32),), "batch is outside"),
+        ((good.astype(">f4"),), "wrong dtype"),
+        ((good.tolist(),), "no NumPy array"),
+        ((torch.zeros(1, 4, 128),), r"numpy\(force=True\)"),
         ((good, good), "other inputs"),
         ((), "other inputs"),
     ):
         with pytest.raises(StageInputError, match=words):
             run(*bad)
+
+
+@pytest.mark.parametrize("kind", ["ort", "torch", "evaluator"])
+def test_every_runtime_is_one_protocol(small: LDLM, small_artifacts: Path, kind: str) -> None:
+    """Named tensors in, named tensors out; a context manager; the same metadata."""
+    spec = stage("latent_decoder")
+    path = graph_of(small_artifacts, "fp32", spec.name)
+    made: dict[str, Callable[[], RuntimeStage]] = {
+        "ort": lambda: OrtStage(path, spec, small.config),
+        "torch": lambda: TorchStage(small, spec),
+        "evaluator": lambda: EvaluatorStage(path, spec, small.config),
+    }
+    (z,) = stage_inputs(spec, small.config, 2, 9)
+    with made[kind]() as run:
+        assert (run.spec, run.config, run.device) == (spec, small.config, "cpu")
+        assert run.ranges["length"].max == 128
+        found = run.run({"z": z})
+        assert list(found) == ["h_hat"]
+        assert np.array_equal(run(z), found["h_hat"])
+        assert compare(found["h_hat"], TorchStage(small, spec)(z)).relative_l2 <= 1e-5
+        with pytest.raises(StageInputError, match="other inputs"):
+            run.run({"h": z})
 
 
 def test_ids_are_the_argmax_of_the_logits(small: LDLM, small_artifacts: Path) -> None:
@@ -123,7 +151,7 @@ def test_ids_are_the_argmax_of_the_logits(small: LDLM, small_artifacts: Path) ->
 
 def test_changed_files_are_refused(own_artifacts: Path) -> None:
     """Cases 13 and 15: cut, changed, renamed or missing; named before a runtime sees them."""
-    data = own_artifacts / "onnx" / "fp32" / "denoiser.onnx.data"
+    data = data_of(own_artifacts, "fp32", "denoiser")
     content = data.read_bytes()
     data.write_bytes(content[:-1])
     with pytest.raises(ArtifactError, match="is not the file that was made"):
@@ -152,6 +180,8 @@ def test_runtimes_that_are_not_there(small_artifacts: Path, tmp_path: Path) -> N
         load_stages(small_artifacts, manifest, runtime="torch")
     with pytest.raises(ArtifactError, match="was not exported"):
         load_stages(small_artifacts, manifest, precision="int8")
+    with pytest.raises(ConfigError, match="ort does not run this precision"):
+        load_stages(small_artifacts, manifest, precision="bf16")
 
 
 def test_the_cpu_is_the_provider_in_use(small_artifacts: Path) -> None:

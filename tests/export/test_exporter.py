@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from artifacts_of import graph_of
 
 from export import STAGES, export_stage
-from export.exporter import example_inputs
+from export.exporter import example_inputs, require_own_names
 from export.passes.argmax_tail import argmax_tail
 from export.passes.widen import HALF, widen
-from export.stages import sharing, stage
+from export.stages import stage
 from ldlm import LDLM, PRESETS
-from ldlm.errors import ConfigError, DiskSpaceError, GraphCheckError
+from ldlm.errors import ConfigError, DiskSpaceError, ExportError, GraphCheckError
 
 PRECISIONS = ("fp32", "fp16")
 NAMES = {"batch": "batch", "length": "length"}
 
 
 def load(folder: Path, precision: str, name: str) -> onnx.ModelProto:
-    return onnx.load(folder / "onnx" / precision / f"{name}.onnx", load_external_data=False)
+    return onnx.load(graph_of(folder, precision, name), load_external_data=False)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("spec", STAGES, ids=lambda s: s.name)
 def test_files_are_valid_onnx(small_artifacts: Path, precision: str, spec) -> None:  # type: ignore[no-untyped-def]
-    if spec not in sharing(spec.component, precision):
-        assert spec.role == "folded"  # nothing is folded in half
-        return
-    path = small_artifacts / "onnx" / precision / f"{spec.name}.onnx"
+    path = graph_of(small_artifacts, precision, spec.name)
     onnx.checker.check_model(str(path), full_check=True)
     model = load(small_artifacts, precision, spec.name)
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 23)]
@@ -62,7 +61,7 @@ def test_both_token_decoders_share_one_weights_file(
     small: LDLM, small_artifacts: Path, precision: str
 ) -> None:
     """Case 12: and it is as large as the parameters that it holds, once."""
-    folder = small_artifacts / "onnx" / precision
+    folder = graph_of(small_artifacts, precision, "token_decoder").parent
     assert {p.name for p in folder.glob("token*")} == {
         "token_decoder.onnx", "token_decoder_logits.onnx", "token_decoder.onnx.data",
     }  # fmt: skip
@@ -91,7 +90,7 @@ def test_export_is_repeatable(small: LDLM, small_artifacts: Path, tmp_path: Path
     """Case 17: the same input gives the same bytes."""
     for graph in export_stage(small, "token_decoder", "fp16", tmp_path):
         for path in (graph.path, graph.data):
-            theirs = small_artifacts / "onnx" / "fp16" / path.name
+            theirs = graph_of(small_artifacts, "fp16", "token_decoder").with_name(path.name)
             digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in (path, theirs)]
             assert digests[0] == digests[1], path.name
     assert not list(tmp_path.glob(".partial*"))
@@ -119,7 +118,7 @@ def test_nothing_is_written_when_the_export_fails(
 def test_widen_leaves_no_half_tensor(small_artifacts: Path) -> None:
     import onnx_ir as ir
 
-    model = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser.onnx")
+    model = ir.load(graph_of(small_artifacts, "fp16", "denoiser"))
     before = [v.dtype for v in model.graph.initializers.values()]
     assert any(dtype in HALF for dtype in before)
     assert widen(model) > 0
@@ -131,10 +130,10 @@ def test_widen_leaves_no_half_tensor(small_artifacts: Path) -> None:
 def test_argmax_tail_skips_the_cast(small_artifacts: Path) -> None:
     import onnx_ir as ir
 
-    path = small_artifacts / "onnx" / "fp16" / "token_decoder_logits.onnx"
+    path = graph_of(small_artifacts, "fp16", "token_decoder_logits")
     model = ir.load(path)
     assert model.graph.outputs[0].producer().op_type == "Cast"
-    assert argmax_tail(model, "token_ids") == 1
+    assert argmax_tail(model, stage("token_decoder")) == 1
     argmax = model.graph.outputs[0].producer()
     assert argmax.op_type == "ArgMax"
     assert argmax.inputs[0].dtype == ir.DataType.FLOAT16
@@ -144,7 +143,7 @@ def test_argmax_tail_skips_the_cast(small_artifacts: Path) -> None:
 def test_the_island_is_on_both_sides_of_every_norm(small_artifacts: Path) -> None:
     """Case 2: dtypes around each norm, read from the final file by ONNX's own inference."""
     for name, norms in (("denoiser", 5), ("latent_decoder", 3), ("token_decoder", 4)):
-        path = small_artifacts / "onnx" / "fp16" / f"{name}.onnx"
+        path = graph_of(small_artifacts, "fp16", name)
         graph = onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True).graph
         types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
         types |= {i.name: i.data_type for i in graph.initializer}
@@ -154,3 +153,14 @@ def test_the_island_is_on_both_sides_of_every_norm(small_artifacts: Path) -> Non
             around = {types[value] for value in (*node.input, node.output[0]) if value}
             assert around == {onnx.TensorProto.FLOAT}
     assert np.float16 in {onnx.helper.tensor_dtype_to_np_dtype(t).type for t in types.values()}
+
+
+def test_an_output_with_the_name_of_a_parameter_is_refused(small: LDLM) -> None:
+    """In ONNX the two would be one value: `positions` is a parameter of the latent decoder."""
+    spec = stage("latent_decoder")
+    module = spec.torch(small).decoder
+    require_own_names(module, spec)
+    taken = replace(spec, outputs=(replace(spec.outputs[0], name="positions"),))
+    with pytest.raises(ExportError, match="the name of a parameter") as caught:
+        require_own_names(module, taken)
+    assert caught.value.details["tensor"] == "positions"

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from artifacts_of import data_of, graph_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,11 +20,11 @@ from engines.proof.inputs import stage_inputs
 from engines.proof.stage import rounding_off
 from engines.runtime.torch import TorchStage
 from export import precision
-from export.checks import check_graph, check_split
+from export.checks import check_graph, check_shares
 from export.exporter import OPSET
 from export.passes.dequantise import dequantise
 from export.quantised import LEVELS, QuantisedLinear
-from export.stages import DEPLOYED, STAGES, compared, stage
+from export.stages import STAGES, components, stage
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError
 
@@ -31,9 +32,14 @@ RULES = precision.POLICIES["int8"]
 
 
 @pytest.fixture(scope="module")
-def folder(int8_artifacts: Path) -> Path:
-    """Every int8 graph of `small`. Do not change them."""
-    return int8_artifacts / "onnx" / "int8"
+def folder(int8_artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every int8 graph of `small`, side by side. Do not change them."""
+    side_by_side = tmp_path_factory.mktemp("int8")
+    for spec in STAGES:
+        for path in (graph_of(int8_artifacts, "int8", spec.name),
+                     data_of(int8_artifacts, "int8", spec.name)):  # fmt: skip
+            shutil.copy(path, side_by_side)
+    return side_by_side
 
 
 def layer(rows: int, columns: int, seed: int = 0) -> torch.nn.Linear:
@@ -95,19 +101,19 @@ def test_what_runs_in_integers(small: LDLM) -> None:
     found = {
         name: {
             d.module
-            for d in precision.decide(stage(name).build(small), name, RULES)
+            for d in precision.decide(stage(name).torch(small), name, RULES)
             if d.rule.dtype == precision.INTEGER
         }
-        for name in DEPLOYED
+        for name in components()
     }
     kept = {
         name: {
             module
-            for module, child in stage(name).build(small).named_modules()
+            for module, child in stage(name).torch(small).named_modules()
             if isinstance(child, torch.nn.Linear)
         }
         - found[name]
-        for name in DEPLOYED
+        for name in components()
     }
     assert kept["denoiser"] == {
         "time.0", "time.2", "blocks.0.modulation", "blocks.1.modulation", "final_modulation",
@@ -126,7 +132,7 @@ def test_the_graph_is_the_modules(folder: Path, small: LDLM, name: str) -> None:
     it: two roundings of one thing, each with the quantisation's error, and mostly the same.
     """
     spec = stage(name)
-    module = precision.apply(spec.build(small), spec.component, RULES)
+    module = precision.apply(spec.torch(small), spec.component, RULES)
     arrays = stage_inputs(spec, small.config, 2, 17)
     expected = TorchStage(small, spec)(*arrays)
     emulated = TorchStage(small, spec, module)(*arrays)
@@ -144,7 +150,7 @@ def test_rounding_off_leaves_the_formula(
     wide = rounding_off(folder / f"{name}.onnx", tmp_path / "wide.onnx")
     left = {node.op_type for node in ir.load(wide).graph}
     assert not left & {"MatMulInteger", "DynamicQuantizeLinear"}
-    module = precision.apply(spec.build(small), spec.component, RULES)
+    module = precision.apply(spec.torch(small), spec.component, RULES)
     arrays = stage_inputs(spec, small.config, 2, 17)
     got = OrtStage(wide, spec, small.config)(*arrays)
     reference = TorchStage(small, spec, precision.without_rounding(module))(*arrays)
@@ -157,7 +163,7 @@ def test_dequantise_counts_and_must_not_fire_elsewhere(folder: Path, small_artif
     products = sum(node.op_type == "MatMulInteger" for node in graph.graph)
     assert dequantise(graph) == products > 0
     assert dequantise(graph) == 0
-    other = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser_step.onnx")
+    other = ir.load(graph_of(small_artifacts, "fp16", "denoiser_step"))
     before = [node.op_type for node in other.graph]
     assert dequantise(other) == 0
     assert [node.op_type for node in other.graph] == before
@@ -219,7 +225,7 @@ def test_a_check_fails_on_its_fault(
 ) -> None:
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     spec = stage("denoiser")
-    module = precision.apply(spec.build(small), spec.component, RULES)
+    module = precision.apply(spec.torch(small), spec.component, RULES)
     path = own / "denoiser.onnx"
 
     def check() -> None:
@@ -235,19 +241,13 @@ def test_a_check_fails_on_its_fault(
 
 def test_a_product_that_the_loop_lost_is_noticed(folder: Path, small: LDLM) -> None:
     spec = stage("denoiser")
-    module = precision.apply(spec.build(small), spec.component, RULES)
+    module = precision.apply(spec.torch(small), spec.component, RULES)
     evidence = {
         name: check_graph(folder / f"{name}.onnx", stage(name), small.config, module, RULES, OPSET)
         for name in ("denoiser", "denoiser_step", "conditioning")
     }
-    check_split(evidence)
+    check_shares("denoiser", evidence)
     assert evidence["denoiser_step"]["integer_products"] == 8
     evidence["denoiser_step"]["integer_products"] -= 1
-    with pytest.raises(GraphCheckError, match="another number of integer products"):
-        check_split(evidence)
-
-
-def test_there_is_nothing_folded(folder: Path) -> None:
-    names = {path.name for path in folder.iterdir()}
-    expected = {f"{spec.name}.onnx" for spec in STAGES if spec.role != "folded"}
-    assert names == expected | {f"{compared(name).data}" for name in DEPLOYED}
+    with pytest.raises(GraphCheckError, match="all its integer products"):
+        check_shares("denoiser", evidence)

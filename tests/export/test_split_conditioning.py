@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,39 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from artifacts_of import data_of, graph_of
 from numpy.typing import NDArray
 
 from engines import compare
 from engines.runtime.ort import OrtStage
+from engines.runtime.stage import named
 from export.passes.solver_update import solver_update
 from export.passes.split_conditioning import conditioning_graph, rows_of, step_graph
-from export.stages import DYNAMIC, TABLE_STEPS, stage
+from export.stages import DYNAMIC, LOOP, TABLE_STEPS, StageSpec, stage
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError
 
 Array = NDArray[Any]
 
 PRECISIONS = ("fp32", "fp16", "bf16")
-LOOP = ("conditioning", "denoiser_step")
+
+
+def for_steps(name: str, steps: int) -> StageSpec:
+    """A stage of the loop with a table of another length."""
+    spec = stage(name)
+    inputs = tuple(
+        replace(t, axes=tuple(steps if axis == TABLE_STEPS else axis for axis in t.axes))
+        for t in spec.inputs
+    )
+    return replace(spec, inputs=inputs)
+
+
 TIMES = np.linspace(1.0, 0.05, TABLE_STEPS, dtype=np.float32)
 SHAPE = (3, 17, 128)
 
 
 def load(folder: Path, name: str, precision: str = "fp32") -> ir.Model:
-    return ir.load(folder / "onnx" / precision / f"{name}.onnx")
+    return ir.load(graph_of(folder, precision, name))
 
 
 def run(model: ir.Model, **feeds: Array) -> list[Array]:
@@ -42,7 +56,7 @@ def run(model: ir.Model, **feeds: Array) -> list[Array]:
 
 
 def ort_stage(folder: Path, small: LDLM, name: str) -> OrtStage:
-    return OrtStage(folder / "onnx" / "fp32" / f"{name}.onnx", stage(name), small.config)
+    return OrtStage(graph_of(folder, "fp32", name), stage(name), small.config)
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:
@@ -62,12 +76,11 @@ def test_every_modulation_is_a_row_and_every_norm_reads_two(
     """The norms are a float32 island in every precision."""
     config = small.config
     model = load(small_artifacts, "denoiser", precision)
-    assert conditioning_graph(model, "t", "rows", 8) == config.modulation_rows == 14
+    assert conditioning_graph(model, for_steps("conditioning", 8)) == config.modulation_rows == 14
     model = load(small_artifacts, "denoiser", precision)
     norms = 2 * config.denoiser_blocks + 1
-    assert step_graph(model, "t", "rows", 8) == norms
-    names = ("x", "coefficients", "noise", "x_next")
-    assert solver_update(model, names, 8) == 1
+    assert step_graph(model, for_steps("denoiser_step", 8)) == norms
+    assert solver_update(model, for_steps("denoiser_step", 8)) == 1
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -118,15 +131,12 @@ def test_the_norms_of_a_step_read_their_gain_and_bias_from_the_table(
 def test_the_loops_graphs_bring_no_weights_of_their_own(
     small_artifacts: Path, name: str, precision: str
 ) -> None:
-    folder = small_artifacts / "onnx" / precision
-    path = folder / f"{name}.onnx"
+    path = graph_of(small_artifacts, precision, name)
     assert path.stat().st_size < 100_000
     initializers = onnx.load(path, load_external_data=False).graph.initializer
     places = [e.value for i in initializers for e in i.external_data if e.key == "location"]
     assert set(places) == {"denoiser.onnx.data"}
-    folded = {"latent_decoder_folded"} if precision == "fp32" else set()
-    expected = {"denoiser", "latent_decoder", "token_decoder"} | folded
-    assert {data.name for data in folder.glob("*.data")} == {f"{n}.onnx.data" for n in expected}
+    assert data_of(small_artifacts, precision, name).name == "denoiser.onnx.data"
 
 
 def torch_rows(small: LDLM) -> list[torch.Tensor]:
@@ -150,8 +160,9 @@ def test_the_rows_are_what_the_modules_compute(rows: Array, small: LDLM) -> None
 
 def step(call: OrtStage, rows: Array, number: int, table: Array) -> list[Array]:
     x, x0_prev, noise = (drawn(*SHAPE, seed=seed) for seed in (1, 2, 3))
-    found = call.run(["x_next", "x0_hat"], x, x0_prev, np.array([number]), rows, table, noise)
-    return [*found, x, noise]
+    feeds = named(call.spec, (x, x0_prev, np.array([number]), rows, table, noise))
+    found = call.run(feeds)
+    return [found["x_next"], found["x0_hat"], x, noise]
 
 
 @pytest.mark.parametrize("number", [0, 21, TABLE_STEPS - 1])
@@ -192,12 +203,15 @@ def test_the_update_is_appended_and_leaves_the_estimate_alone(
     small_artifacts: Path, rows: Array
 ) -> None:
     model = load(small_artifacts, "denoiser")
-    step_graph(model, "t", "rows", TABLE_STEPS)
+    step_graph(model, stage("denoiser_step"))
     x, x0_prev, noise = (drawn(*SHAPE, seed=seed) for seed in (1, 2, 3))
-    feeds, table = {"x0_prev": x0_prev, "step": np.array([9]), "rows": rows}, drawn(TABLE_STEPS, 3)
+    feeds, table = (
+        {"x0_prev": x0_prev, "step": np.array([9]), "modulations": rows},
+        drawn(TABLE_STEPS, 3),
+    )
     (before,) = run(model, x_t=x, **feeds)
-    solver_update(model, ("x", "table", "noise", "x_next"), TABLE_STEPS)
-    x_next, after = run(model, x=x, table=table, noise=noise, **feeds)
+    solver_update(model, stage("denoiser_step"))
+    x_next, after = run(model, x=x, coefficients=table, noise=noise, **feeds)
     assert np.array_equal(before, after)
     A, B, C = table[9]
     assert np.array_equal(x_next, A * x + B * after + C * noise)
@@ -243,12 +257,12 @@ def halves_agree(body: str) -> int:
     """How many norms read the table; what the two halves compute is what the whole does."""
     x, t = drawn(2, 5, 4), np.array([0.25, 0.5, 0.75], np.float32)
     early, late = handmade(body), handmade(body)
-    conditioning_graph(early, "t", "rows", 3)
-    fired = step_graph(late, "t", "rows", 3)
+    conditioning_graph(early, for_steps("conditioning", 3))
+    fired = step_graph(late, for_steps("denoiser_step", 3))
     (rows,) = run(early, t=t)
     for number in range(3):
         (expected,) = run(handmade(body), x=x, t=np.full(2, t[number]))
-        (got,) = run(late, x=x, step=np.array([number]), rows=rows)
+        (got,) = run(late, x=x, step=np.array([number]), modulations=rows)
         assert compare(got, expected).relative_l2 < 1e-5
     return fired
 
@@ -261,6 +275,9 @@ def test_a_handmade_norm_is_found() -> None:
 @pytest.mark.parametrize("name", NORMS_TO_LEAVE)
 def test_a_norm_that_is_not_plainly_modulated_keeps_its_gain(name: str) -> None:
     assert halves_agree(NORMS_TO_LEAVE[name]) == 0
+
+
+SPLITS = ((conditioning_graph, "conditioning"), (step_graph, "denoiser_step"))
 
 
 @pytest.mark.parametrize(
@@ -277,17 +294,17 @@ def test_a_norm_that_is_not_plainly_modulated_keeps_its_gain(name: str) -> None:
     ],
 )
 def test_a_graph_that_does_not_split_is_refused(body: str, words: str) -> None:
-    for split in (conditioning_graph, step_graph):
+    for split, name in SPLITS:
         with pytest.raises(GraphCheckError, match=words):
-            split(handmade(body), "t", "rows", 3)
+            split(handmade(body), for_steps(name, 3))
 
 
 def test_vectors_of_an_unknown_width_are_refused() -> None:
     model = handmade(EARLY + PLAIN + "y = Neg(z)")
     rows_of(model.graph, "t")[0].value.shape = ir.Shape(["batch", 1, "width"])
-    for split in (conditioning_graph, step_graph):
+    for split, name in SPLITS:
         with pytest.raises(GraphCheckError, match="width"):
-            split(model, "t", "rows", 3)
+            split(model, for_steps(name, 3))
 
 
 def test_what_the_time_and_the_state_make_together_is_no_row() -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from engines.runtime.stage import check_inputs, named, signature
 from export.stages import (
-    COMPILED,
-    DEPLOYED,
+    LOOP,
+    SAMPLED,
     STAGES,
     AxisRange,
-    check_inputs,
+    TensorSpec,
+    compiled,
+    components,
     example_sizes,
     graph_ranges,
     stage,
+    stages_of,
 )
 from ldlm import PRESETS
 from ldlm.errors import ConfigError, StageInputError
@@ -35,12 +42,26 @@ def test_names_that_runtimes_share() -> None:
         ),
         "denoiser": (["x_t", "t", "x0_prev"], ["x0_hat"]),
         "latent_decoder": (["z"], ["h_hat"]),
-        "latent_decoder_folded": (["z"], ["h_hat"]),
         "token_decoder": (["h_hat"], ["token_ids"]),
         "token_decoder_logits": (["h_hat"], ["logits"]),
     }
-    assert DEPLOYED == ("denoiser", "latent_decoder", "token_decoder")
-    assert COMPILED == ("conditioning", "denoiser_step", "latent_decoder", "token_decoder")
+    assert components() == ["denoiser", "latent_decoder", "token_decoder"]
+    assert compiled() == ["conditioning", "denoiser_step", "latent_decoder", "token_decoder"]
+    assert compiled("denoiser") == list(LOOP)
+    assert [stage(name).component for name in SAMPLED] == components()
+
+
+@pytest.mark.parametrize("component", components())
+def test_one_stage_of_a_component_is_traced_and_the_others_come_from_it(component: str) -> None:
+    (traced,) = (spec for spec in stages_of(component) if spec.traced)
+    for spec in stages_of(component):
+        assert spec.traced or (spec.source == traced.name and spec.passes)
+
+
+def test_a_stage_that_is_neither_traced_nor_derived_is_refused() -> None:
+    for change in ({"build": None}, {"source": "denoiser"}, {"passes": ("argmax_tail",)}):
+        with pytest.raises(ConfigError, match="either traced or derived"):
+            replace(stage("latent_decoder"), **change)
 
 
 def test_a_stage_of_one_shape_says_so() -> None:
@@ -71,6 +92,7 @@ def test_good_inputs_pass() -> None:
         ({"x_t": ("float32", (2, 768))}, ["tensor:   x_t"]),
         ({"x_t": ("float32", (2, 7, 512))}, ["tensor:   x_t", "768", "512"]),
         ({"extra": ("float32", (1,))}, ["other inputs"]),
+        ({"x_t": (">f4", (2, 7, 768))}, ["tensor:   x_t", "float32 [2, 7, 768]", ">f4"]),
     ],
 )
 def test_wrong_inputs_are_named(
@@ -101,3 +123,22 @@ def test_axis_ranges_are_ordered(values: tuple[int, int, int]) -> None:
 def test_unknown_stage() -> None:
     with pytest.raises(ConfigError, match="denoiser or latent_decoder"):
         stage("encoder")
+
+
+def test_what_is_no_array_is_refused_in_words() -> None:
+    spec = stage("latent_decoder")
+    assert signature(spec, "z", np.zeros((1, 2, 3), ">f4")) == (">f4", (1, 2, 3))
+    for value, kind in (([1.0, 2.0], "builtins.list"), (None, "builtins.NoneType")):
+        with pytest.raises(StageInputError, match=r"no NumPy array[\s\S]*numpy.asarray") as caught:
+            signature(spec, "z", value)
+        assert caught.value.details["got"] == kind
+    with pytest.raises(StageInputError, match="2 of them"):
+        named(spec, (1, 2))
+
+
+def test_inputs_have_a_place_in_generation() -> None:
+    """Each is drawn by what it is; a kind that the proof does not know is noticed here."""
+    from engines.proof.inputs import LIKE
+
+    assert {tensor.like for spec in STAGES for tensor in spec.inputs} <= LIKE.keys()
+    assert TensorSpec("x", ()).like in LIKE

@@ -25,7 +25,7 @@ EQUATIONS = [
 
 def test_a_decoder_block_has_its_27_equations(small: LDLM) -> None:
     assert [tap.name for tap in TAPS["latent_decoder"].block] == EQUATIONS
-    module = stage("latent_decoder").build(small)
+    module = stage("latent_decoder").torch(small)
     names = list(located(module, "latent_decoder"))
     blocks = range(small.config.decoder_blocks)
     assert names == ["r_0", "z_p", *(f"{b}.{name}" for b in blocks for name in EQUATIONS)]
@@ -34,7 +34,7 @@ def test_a_decoder_block_has_its_27_equations(small: LDLM) -> None:
 def test_every_tap_is_its_equation_in_float64(small: LDLM) -> None:
     """By name, against the block written out in NumPy."""
     config = small.config
-    module = copy.deepcopy(stage("latent_decoder").build(small)).double()
+    module = copy.deepcopy(stage("latent_decoder").torch(small)).double()
     z = np.random.default_rng(0).standard_normal((2, 5, config.d_model))
     with tapped(module, "latent_decoder") as names:
         _, *tensors = module(torch.from_numpy(z))
@@ -57,7 +57,7 @@ def test_every_tap_is_its_equation_in_float64(small: LDLM) -> None:
 def test_taps_leave_the_module_as_it_was(small: LDLM, weights: str) -> None:
     """Every tap is found, all are different tensors, and no hook stays behind."""
     spec = stage(weights if weights != "token_decoder" else "token_decoder_logits")
-    module = spec.build(small)
+    module = spec.torch(small)
     inputs = [torch.rand(t.shape(small.config, {"batch": 2, "length": 3})) for t in spec.inputs]
     plain = module(*inputs)
     with tapped(module, weights) as names:

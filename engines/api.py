@@ -1,0 +1,289 @@
+"""An artifacts folder as one object: sample from it, prove it, build it.
+
+The commands are thin over these two classes. Importing this module imports neither torch nor onnx
+nor a runtime.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from engines.artifacts import folder as folders
+from engines.artifacts.manifest import Manifest
+from engines.tensorrt.profiles import profiles
+from engines.tensorrt.targets import RTX
+from export.precision import Precision
+from ldlm import tokenizer as tokenizers
+from ldlm.config import LDLMConfig
+from ldlm.errors import ArtifactError, SamplerError
+from ldlm.sampler import Ids, Run, SampleRequest, Stages, Step
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from engines.artifacts.ingredients import Decision
+
+__all__ = ["Artifacts", "SampleRequest", "Sampler", "SamplerRun", "Samples", "Step"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What one request gave.
+
+    Attributes:
+        texts: each up to its first end-of-text token.
+        token_ids: [samples, T] int64, all of them.
+        seconds: from the first step of the run to the last text.
+    """
+
+    texts: list[str]
+    token_ids: Ids
+    seconds: float
+
+
+class SamplerRun(Run):
+    """Requests on their way: iterate for the steps, then look at `samples`; see `ldlm.sampler.Run`.
+
+    Leaving the loop, `close` or the end of a `with` cancels it.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        requests: SampleRequest | Sequence[SampleRequest],
+        decode: Callable[[Ids], list[str]],
+    ) -> None:
+        super().__init__(stages, requests)
+        self._to_texts = decode
+
+    @property
+    def samples(self) -> list[Samples]:
+        """One entry per request that is done."""
+        return [Samples(self._to_texts(ids), ids, self.seconds) for ids in self.token_ids]
+
+
+class Sampler:
+    """Stages and tokenizer, loaded once; threads may share it, and every run has its own state.
+
+    A process of its own is needed after a fork: a runtime's threads do not survive it. It cannot be
+    pickled; an `Artifacts` can, and opens one anywhere.
+
+    Attributes:
+        config: of the model.
+        runtime, precision: what it runs on and in.
+    """
+
+    def __init__(
+        self, stages: Stages, tokenizer: Tokenizer, runtime: str, precision: Precision
+    ) -> None:
+        self.config: LDLMConfig = stages.config
+        self.runtime, self.precision = runtime, precision
+        self._stages: Stages | None = stages
+        self._tokenizer = tokenizer
+        self._process = os.getpid()
+
+    def run(self, requests: SampleRequest | Sequence[SampleRequest]) -> SamplerRun:
+        """Begin to sample; nothing is computed before the first step is asked for.
+
+        Raises:
+            SamplerError: an unusable request, or the sampler is closed or of another process.
+        """
+        if self._stages is None:
+            raise SamplerError("the sampler is closed", remedy="open another one")
+        if os.getpid() != self._process:
+            raise SamplerError(
+                "the sampler was opened in another process",
+                expected=f"process {self._process}",
+                got=f"process {os.getpid()}",
+                remedy="open it after the fork, or start processes by spawn",
+            )
+        return SamplerRun(self._stages, requests, self._texts)
+
+    def sample(self, samples: int = 1, **fields: Any) -> Samples:
+        """Sample one request to its end; `fields` are those of `SampleRequest`."""
+        run = self.run(SampleRequest(samples=samples, **fields))
+        for _ in run:
+            pass
+        (found,) = run.samples
+        return found
+
+    def decode(self, ids: Ids, *, raw: bool = False) -> list[str]:
+        """Texts of token ids [samples, T]; raw shows what comes after the end of the text too."""
+        end = self.config.end_of_text
+        return [tokenizers.decode(self._tokenizer, row, end, raw=raw) for row in ids.tolist()]
+
+    def _texts(self, ids: Ids) -> list[str]:
+        return self.decode(ids)
+
+    def close(self) -> None:
+        """Let go of the runtime; runs that are on their way end as they would."""
+        self._stages = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise SamplerError(
+            "a sampler cannot be pickled: it holds a runtime",
+            remedy="pass the Artifacts, and open a sampler in the process that uses it",
+        )
+
+
+class Artifacts:
+    """The artifacts of one checkpoint: a folder with a manifest, or one that shall be made.
+
+    Args:
+        folder: where they are, or will be.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"Artifacts({str(self.folder)!r})"
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the folder holds now.
+
+        Raises:
+            ArtifactError: there is no manifest, or it is damaged.
+        """
+        return folders.load(self.folder)
+
+    @property
+    def config(self) -> LDLMConfig:
+        """Of the model."""
+        return self.manifest.config
+
+    def export(
+        self,
+        checkpoint: str | Path,
+        precisions: Sequence[str | Precision] = ("fp32", "fp16"),
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> list[Decision]:
+        """Export what has changed; see `engines.artifacts.export.export_artifacts`."""
+        from engines.artifacts.export import export_artifacts
+
+        names = [str(Precision.of(name)) for name in precisions]
+        return export_artifacts(Path(checkpoint), self.folder, names, progress)
+
+    def build(
+        self,
+        precisions: Sequence[str | Precision] | None = None,
+        *,
+        target: str = RTX,
+        sms: str = "all",
+        names: Sequence[str] | None = None,
+        batch: Sequence[int] | None = None,
+        length: Sequence[int] | None = None,
+        unfused: bool = False,
+        progress: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> list[Decision]:
+        """Compile the engines that have changed; see `engines.artifacts.build.build_artifacts`.
+
+        Args:
+            precisions: None is every exported one that TensorRT takes.
+            target, sms, unfused: see `engines.compile.target.chosen_target`.
+            names, batch, length: see `engines.tensorrt.profiles.profiles`.
+            progress: told (what, step, steps).
+        """
+        from engines.artifacts.build import build_artifacts
+        from engines.compile.target import chosen_target
+
+        chosen = None if precisions is None else [str(Precision.of(name)) for name in precisions]
+        ranges = profiles(self.config, names, batch, length)
+        made = chosen_target(target, sms, unfused=unfused)
+        return build_artifacts(self.folder, chosen, made, ranges, progress)
+
+    def check(self) -> int:
+        """Compare every file with the manifest's sha256; how many there are.
+
+        Raises:
+            ArtifactError: naming the first that is missing, cut or changed.
+        """
+        with folders.reading(self.folder) as manifest:
+            entries = manifest.files()
+            for entry in entries:
+                entry.verified(self.folder)
+        return len(entries)
+
+    def sampler(
+        self,
+        runtime: str = "ort",
+        precision: str | Precision | None = None,
+        *,
+        provider: str | None = None,
+        checkpoint: str | Path | None = None,
+        plain: bool = False,
+    ) -> Sampler:
+        """Load the stages, once.
+
+        Args:
+            runtime, provider, checkpoint, plain: see `engines.runtime.load.load_stages`.
+            precision: None is float32 or, where that was not exported, the first that this runtime
+                runs.
+
+        Raises:
+            ConfigError, ArtifactError, TokenizerError, ProviderError: as loading.
+        """
+        from engines.runtime.load import load_stages, load_tokenizer
+
+        with folders.reading(self.folder) as manifest:
+            chosen = default_precision(manifest, runtime) if precision is None else precision
+            tokenizer = load_tokenizer(self.folder, manifest)
+            stages = load_stages(
+                self.folder,
+                manifest,
+                runtime=runtime,
+                precision=chosen,
+                provider=provider,
+                checkpoint=None if checkpoint is None else Path(checkpoint),
+                plain=plain,
+            )
+        return Sampler(stages, tokenizer, runtime, Precision.of(chosen))
+
+    def sample(
+        self,
+        samples: int = 1,
+        *,
+        runtime: str = "ort",
+        precision: str | Precision | None = None,
+        checkpoint: str | Path | None = None,
+        **fields: Any,
+    ) -> Samples:
+        """Open a sampler, sample, and close it; `fields` are those of `SampleRequest`."""
+        with self.sampler(runtime, precision, checkpoint=checkpoint) as sampler:
+            return sampler.sample(samples, **fields)
+
+
+def default_precision(manifest: Manifest, runtime: str) -> str:
+    """float32, or the first exported precision that a runtime runs.
+
+    Raises:
+        ArtifactError: it runs none of them.
+    """
+    exported = manifest.precisions()
+    found = [name for name in exported if Precision.of(name).runs_on(runtime)]
+    if runtime == "torch" or "fp32" in found:
+        return "fp32"
+    if not found:
+        raise ArtifactError(
+            f"{runtime} runs none of the exported precisions",
+            got=", ".join(exported),
+            remedy="export another one, or choose another --runtime",
+        )
+    return found[0]
