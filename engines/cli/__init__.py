@@ -35,7 +35,6 @@ BUILD_EXTRA = (
     "onnx",
     "onnx_ir",
     "onnxscript",
-    "safetensors",
     "polygraphy",
     "tensorrt_rtx",
 )
