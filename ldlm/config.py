@@ -2,74 +2,81 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-from dataclasses import dataclass
-from typing import Any
+import reprlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import msgspec.inspect as kinds
+from msgspec import Meta
 
 from ldlm.errors import ConfigError
 
 # d_model, n_heads, n_positions, the block counts, mlp_ratio, softcap and norm_eps of `base` are
 # published (seeds S0 and S4); see docs/model.md for which of the rest is reconstruction.
 
+Blocks = Annotated[int, Meta(ge=1, le=1024)]
+Token = Annotated[str, Meta(min_length=1, max_length=128)]
 
-@dataclass(frozen=True, kw_only=True)
-class LDLMConfig:
+
+class LDLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes and constants of one LDLM.
 
     The defaults are the published model. Fields marked R are reconstruction choices of this
     project, kept as fields because the authors' code may differ.
+
+    The bounds refuse mistakes, sizes that no machine holds, and constants that float32 would
+    turn into 0 or infinity; they are no recommendation. They hold in Python as in a file. 50 is
+    kept as 50.0, so that equal configs have one text and one hash.
+
+    Raises:
+        ConfigError: a field is outside its bounds, or two do not fit together.
     """
 
-    d_model: int = 768
-    n_heads: int = 12
-    n_positions: int = 1024
-    vocab_size: int = 50259  # R: GPT-2's 50257 and two added tokens explain the frozen count
-    denoiser_blocks: int = 12
-    encoder_blocks: int = 6
-    decoder_blocks: int = 6
-    token_blocks: int = 3
-    mlp_ratio: int = 4
-    softcap: float = 50.0
-    norm_eps: float = 1e-5
-    time_max_period: float = 10.0  # R
-    rotary_base: float = 10000.0  # lineage
-    position_scale: float | None = None  # R: None is d_model ** -0.5
+    d_model: Annotated[int, Meta(ge=2, le=65_536)] = 768
+    n_heads: Annotated[int, Meta(ge=1, le=1024)] = 12
+    n_positions: Annotated[int, Meta(ge=1, le=1_048_576)] = 1024
+    # R: GPT-2's 50257 and two added tokens explain the frozen count
+    vocab_size: Annotated[int, Meta(ge=1, le=4_194_304)] = 50259
+    denoiser_blocks: Blocks = 12
+    encoder_blocks: Blocks = 6
+    decoder_blocks: Blocks = 6
+    token_blocks: Blocks = 3
+    mlp_ratio: Annotated[int, Meta(ge=1, le=64)] = 4
+    softcap: Annotated[float, Meta(ge=1e-3, le=1e6)] = 50.0
+    norm_eps: Annotated[float, Meta(ge=1e-12, le=1.0)] = 1e-5
+    time_max_period: Annotated[float, Meta(ge=1e-6, le=1e6)] = 10.0  # R
+    rotary_base: Annotated[float, Meta(ge=1.0, le=1e9)] = 10000.0  # lineage
+    # R: None is d_model ** -0.5
+    position_scale: Annotated[float, Meta(ge=1e-6, le=1e3)] | None = None
     input_bias: bool = True  # R: bias on the denoiser's input projection
     token_final_norm: bool = False  # R: a LayerNorm before the token decoder's head
-    sampler_steps: int = 1024
-    t_min: float = 0.05  # R
-    tangent_d: float = 3.0
-    end_of_text: str = "<|endoftext|>"
-    added_tokens: tuple[str, ...] = ("<|pad|>", "<|mask|>")  # R: names of the two added tokens
+    sampler_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
+    t_min: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.05  # R
+    tangent_d: Annotated[float, Meta(ge=1e-3, le=1e3)] = 3.0
+    end_of_text: Token = "<|endoftext|>"
+    # R: names of the two added tokens
+    added_tokens: Annotated[tuple[Token, ...], Meta(max_length=4096)] = ("<|pad|>", "<|mask|>")
 
     def __post_init__(self) -> None:
-        sizes = ("d_model", "n_heads", "n_positions", "vocab_size", "mlp_ratio", "sampler_steps")
-        blocks = ("denoiser_blocks", "encoder_blocks", "decoder_blocks", "token_blocks")
-        reals = ("softcap", "norm_eps", "tangent_d", "rotary_base", "time_max_period")
-        for name in sizes + blocks:
-            _require_number(name, getattr(self, name), int)
-        for name in reals:
-            _require_number(name, getattr(self, name), float)
+        # msgspec compares with the bounds when it decodes, not when Python constructs.
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            try:
+                msgspec.structs.force_setattr(self, name, msgspec.convert(value, kind))
+            except msgspec.ValidationError as error:
+                raise ConfigError(
+                    f"the configuration's {name} is not usable",
+                    expected=_words(kinds.type_info(kind)),
+                    got=_shown(value),
+                ) from error
         if self.d_model % self.n_heads or self.d_head % 2:
             raise ConfigError(
                 "d_model does not split into heads of an even size",
                 expected="d_model = n_heads * d_head with d_head even, for the rotary halves",
                 got=f"d_model {self.d_model}, n_heads {self.n_heads}",
             )
-        for name in ("input_bias", "token_final_norm"):
-            _require(name, isinstance(getattr(self, name), bool), "true or false", self)
-        words = isinstance(self.added_tokens, tuple) and all(
-            isinstance(token, str) for token in self.added_tokens
-        )
-        _require("added_tokens", words, "a list of strings", self)
-        _require("end_of_text", isinstance(self.end_of_text, str), "a string", self)
-        if self.position_scale is not None:
-            _require_number("position_scale", self.position_scale, float)
-        _require_number("t_min", self.t_min, float)
-        if not 0.0 < self.t_min < 1.0:
-            raise ConfigError("t_min is outside the schedule", expected="(0, 1)", got=self.t_min)
 
     @property
     def d_head(self) -> int:
@@ -92,61 +99,84 @@ class LDLMConfig:
         return self.d_model**-0.5 if self.position_scale is None else self.position_scale
 
     def to_json(self) -> str:
-        """The config as the text of a checkpoint's config.json."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        """The config as the text of a checkpoint's config.json. Keys of artifacts hash it."""
+        return json.dumps(msgspec.structs.asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any], *, source: str = "config.json") -> LDLMConfig:
+    def from_dict(cls, fields: Mapping[str, Any], *, source: str = "config.json") -> LDLMConfig:
         """Build a config from the fields of a JSON object.
 
+        A field that is left out has its default. This is safe for the sizes, because each shows
+        in the shape of a tensor, which is compared when the weights are read.
+
         Raises:
-            ConfigError: a field is unknown, missing or of the wrong kind.
+            ConfigError: a field is unknown or not usable; `source` stands in the message.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown, missing = sorted(set(fields) - known), sorted(known - set(fields))
-        if unknown or missing:
+        unknown = [name for name in fields if name not in _KINDS]
+        if unknown:
             raise ConfigError(
-                f"{source} does not have the fields of an LDLM configuration",
-                expected=f"also {', '.join(missing)}" if missing else "only known fields",
-                got=f"unknown {', '.join(unknown)}" if unknown else "a config without them",
+                f"{source} has fields that an LDLM configuration does not have",
+                expected="no fields but " + ", ".join(_KINDS),
+                got=_shown(unknown),
             )
-        tokens = fields["added_tokens"]
-        return cls(
-            **{**fields, "added_tokens": tuple(tokens) if isinstance(tokens, list) else tokens}
-        )
+        try:
+            return cls(**fields)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error.problem}", **error.details) from error
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "config.json") -> LDLMConfig:
         """Parse a config.json; errors as in `from_dict`."""
         try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{source} is not JSON", got=str(error)) from error
-        if not isinstance(fields, dict):
+            fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise ConfigError(
-                f"{source} is not a JSON object", expected="{...}", got=type(fields).__name__
-            )
-        return cls.from_dict(fields, source=source)
+                f"{source} is not a JSON object of the fields of an LDLM configuration",
+                expected="{...}",
+                got=str(error),
+            ) from error
+        return cls.from_dict({n: _value(raw) for n, raw in fields.items()}, source=source)
 
 
-def _require(name: str, good: bool, expected: str, config: LDLMConfig) -> None:
-    if not good:
-        raise ConfigError(
-            f"the configuration's {name} is not usable",
-            expected=expected,
-            got=repr(getattr(config, name)),
-        )
+_KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(LDLMConfig)}
 
 
-def _require_number(name: str, value: object, kind: type) -> None:
-    allowed = (int,) if kind is int else (int, float)
-    good = isinstance(value, allowed) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
-        raise ConfigError(
-            f"the configuration's {name} is not usable",
-            expected=f"a positive {'integer' if kind is int else 'number'}",
-            got=repr(value),
-        )
+def _value(raw: msgspec.Raw) -> object:
+    """A field's value, or its text where Python cannot hold it; no field takes that type."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return raw
+
+
+def _shown(value: object) -> str:
+    """A value in a message: short, and without an error of its own at any size or depth."""
+    if isinstance(value, msgspec.Raw):
+        text = bytes(value).decode("utf-8", "replace")
+        return text if len(text) <= 40 else text[:40] + "..."
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return f"{type(value).__name__}, too long to print"
+
+
+def _words(kind: kinds.Type) -> str:
+    """What a field may be, from its type: "an integer, >= 1, <= 64"."""
+    match kind:
+        case kinds.UnionType(types=types):
+            return " or ".join(_words(one) for one in types)
+        case kinds.VarTupleType(item_type=item, max_length=most):
+            return f"a list of at most {most}, each {_words(item)}"
+        case kinds.StrType(min_length=least, max_length=most):
+            return f"a string of {least} to {most} characters"
+        case kinds.IntType() | kinds.FloatType():
+            signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+            bounds = ((sign, getattr(kind, name)) for name, sign in signs.items())
+            word = "an integer" if isinstance(kind, kinds.IntType) else "a number"
+            return ", ".join([word, *(f"{s} {bound}" for s, bound in bounds if bound is not None)])
+        case kinds.BoolType():
+            return "true or false"
+    return "null"
 
 
 PRESETS: dict[str, LDLMConfig] = {

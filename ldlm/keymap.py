@@ -2,7 +2,7 @@
 
 A mapping is TOML:
 
-    preset = "base"                        # or a [config] table with every field
+    preset = "base"                        # or a [config] table with the fields that differ
     ignore = ["ema.*"]                     # theirs that are left behind, as glob patterns
     [[tensor]]
     theirs = "net.layers.{i}.attn.to_qkv.weight"
@@ -16,9 +16,9 @@ A mapping is TOML:
     transpose = true
 
 `{name}` stands for one run of characters without a dot, `{name*}` for one with or without; the
-same on both sides. Several names in
-`ours` split the tensor into equal parts along dim 0. Strict both ways: every tensor of the model
-is filled exactly once, and every tensor of the source is used or ignored.
+same on both sides. Several names in `ours` split the tensor into equal parts along dim 0. Strict
+both ways: every tensor of the model is filled exactly once, and every tensor of the source is
+used or ignored.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -39,7 +41,34 @@ from ldlm.config import LDLMConfig, preset
 from ldlm.errors import CheckpointError, ConfigError
 from ldlm.model import skeleton
 
-_PLACE = re.compile(r"\{([A-Za-z_]\w*)(\*?)\}")
+_PLACE = re.compile(r"\{([A-Za-z_]\w*)(\*?)\}", re.ASCII)
+
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Names = Name | tuple[Name, ...]  # in a file, one name may stand without its list
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A [[tensor]] table as the file has it."""
+
+    theirs: Names
+    ours: Names
+    transpose: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (*_tuple(self.theirs), *_tuple(self.ours)):
+            if set(_PLACE.sub("", name)) & set("{}*"):
+                raise ValueError(f"a place is written {{word}} or {{word*}}, not as in {name!r}")
+        if not self.theirs or not self.ours:
+            raise ValueError("theirs and ours name a tensor each")
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping file as it is written."""
+
+    preset: str | None = None
+    config: dict[str, Any] | None = None
+    ignore: Names = ()
+    tensor: tuple[_Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,21 +96,26 @@ def read_map(path: Path) -> KeyMap:
         ConfigError: it is missing, no TOML, or has fields that a mapping does not have.
     """
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
-        config = document.pop("config", None)
-        name = document.pop("preset", None)
-        ignore = _names(document.pop("ignore", []))
-        rules = tuple(_rule(dict(table)) for table in document.pop("tensor", ()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is not a mapping file", got=repr(error)) from error
-    if document or (config is None) == (name is None):
+        found = tomllib.loads(path.read_text("utf-8"))
+        document = msgspec.convert(found, _Document)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"{path} is not a mapping file",
-            expected="preset or [config], ignore, and [[tensor]] tables",
-            got=", ".join(document) or "both or neither of preset and [config]",
+            expected="preset or [config], ignore, and [[tensor]] tables; see docs/model.md",
+            got=str(error),
+        ) from error
+    if document.config is not None and document.preset is None:
+        config = LDLMConfig.from_dict(document.config, source=str(path))
+    elif document.config is None and document.preset is not None:
+        config = preset(document.preset)
+    else:
+        raise ConfigError(
+            f"{path} is not a mapping file",
+            expected="either preset or [config]",
+            got="neither of them" if document.preset is None else "both of them",
         )
-    chosen = preset(name) if config is None else LDLMConfig.from_dict(config, source=str(path))
-    return KeyMap(chosen, rules, ignore)
+    rules = (TensorRule(_tuple(t.theirs), _tuple(t.ours), t.transpose) for t in document.tensor)
+    return KeyMap(config, tuple(rules), _tuple(document.ignore))
 
 
 def convert(source: Path, keymap: KeyMap, target: Path, tokenizer_json: str | None) -> None:
@@ -145,35 +179,13 @@ def rename(theirs: dict[str, Tensor], keymap: KeyMap) -> dict[str, Tensor]:
     return ours
 
 
-def _rule(table: dict[str, Any]) -> TensorRule:
-    theirs, ours = _names(table.pop("theirs")), _names(table.pop("ours"))
-    rule = TensorRule(theirs, ours, bool(table.pop("transpose", False)))
-    if table or not theirs or not ours:
-        raise KeyError(f"theirs, ours and transpose, not {', '.join(table) or 'an empty list'}")
-    return rule
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    """One string, or a list of strings."""
-    found = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(name, str) for name in found):
-        raise TypeError(f"strings are expected, not {value!r}")
-    return found
+def _tuple(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
 
 
 def _groups(rule: TensorRule, theirs: dict[str, Tensor]) -> list[tuple[list[str], list[str]]]:
     """The (sources, targets) that a rule stands for, one for every value of its places."""
-    pattern = re.sub(r"\\([{}*])", r"\1", re.escape(rule.theirs[0]))
-    seen: set[str] = set()
-
-    def group(match: re.Match[str]) -> str:
-        name, spans_dots = match.groups()
-        if name in seen:
-            return f"(?P={name})"
-        seen.add(name)
-        return f"(?P<{name}>{'.+' if spans_dots else '[^.]+'})"
-
-    matcher = re.compile(_PLACE.sub(group, pattern))
+    matcher = re.compile(_pattern(rule.theirs[0]))
     found = []
     for key in theirs:
         match = matcher.fullmatch(key)
@@ -187,6 +199,19 @@ def _groups(rule: TensorRule, theirs: dict[str, Tensor]) -> list[tuple[list[str]
                     )
             found.append((sources, [_fill(name, values) for name in rule.ours]))
     return found
+
+
+def _pattern(name: str) -> str:
+    """A source name with its places, as a regular expression."""
+    # The split gives text, place, star, text, place, star, ..., text.
+    text, *rest = _PLACE.split(name)
+    pieces, seen = [re.escape(text)], set()
+    for place, star, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        run = ".+" if star else "[^.]+"
+        group = f"(?P={place})" if place in seen else f"(?P<{place}>{run})"
+        pieces += [group, re.escape(after)]
+        seen.add(place)
+    return "".join(pieces)
 
 
 def _fill(name: str, values: dict[str, str]) -> str:

@@ -12,8 +12,7 @@ from engines.artifacts.digests import Digests
 from engines.artifacts.manifest import MANIFEST, SCHEMA, Manifest
 from ldlm import checkpoint as checkpoints
 from ldlm import files
-from ldlm.config import LDLMConfig
-from ldlm.errors import ArtifactError
+from ldlm.errors import ArtifactError, ConfigError
 
 
 def exists(folder: Path) -> bool:
@@ -89,10 +88,8 @@ def _read(folder: Path) -> Manifest:
             raise ArtifactError(
                 f"{path} has another schema version", expected=SCHEMA, got=schema, remedy=remedy
             )
-        # Strict about unknown and missing fields, which the general conversion is not.
-        LDLMConfig.from_dict(document["config"], source=str(path))
         return msgspec.convert(document, Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, ConfigError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path} is damaged", got=repr(error), remedy=remedy) from error
 
 

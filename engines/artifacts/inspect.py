@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import EngineEntry, Manifest
@@ -67,7 +68,7 @@ def _folder(manifest: Manifest) -> Document:
         "name": manifest.name,
         "schema": manifest.schema,
         "checkpoint": manifest.checkpoint,
-        "config": dataclasses.asdict(manifest.config),
+        "config": msgspec.structs.asdict(manifest.config),
         "tools": manifest.tools,
         "policies": {
             name: [" ".join(f"{value}" for value in rule.values()) for rule in rules]

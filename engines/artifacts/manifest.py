@@ -6,7 +6,6 @@ been compared with the manifest's.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -294,7 +293,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The content of manifest.json."""
-        return (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode()
+        return (json.dumps(msgspec.to_builtins(self), indent=2) + "\n").encode()
 
     def save(self, folder: Path) -> None:
         """Write manifest.json, whole or not at all."""

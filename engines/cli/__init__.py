@@ -36,7 +36,6 @@ BUILD_EXTRA = (
     "onnx",
     "onnx_ir",
     "onnxscript",
-    "safetensors",
     "polygraphy",
     "tensorrt_rtx",
 )

@@ -120,6 +120,16 @@ def test_damaged_manifests(tmp_path: Path, text: str, words: str) -> None:
         folders.load(tmp_path)
 
 
+@pytest.mark.parametrize("change", [{"softcup": 1.0}, {"d_model": -1}, {"n_heads": 3}])
+def test_a_manifest_of_no_usable_config(own_artifacts: Path, change: dict[str, float]) -> None:
+    path = own_artifacts / "manifest.json"
+    document = json.loads(path.read_text())
+    document["config"].update(change)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ArtifactError, match="is damaged"):
+        folders.load(own_artifacts)
+
+
 def test_no_artifacts_there(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no artifacts at"):
         folders.load(tmp_path)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from ldlm import PRESETS
 from ldlm.account import PUBLISHED, account, gpt2_parameters
@@ -49,14 +48,14 @@ def test_gpt2_from_its_shapes() -> None:
     "change", [{"input_bias": False}, {"token_final_norm": True}, {"vocab_size": 50257}]
 )
 def test_a_changed_config_changes_the_total(change: dict[str, int]) -> None:
-    config = dataclasses.replace(PRESETS["base"], **change)
+    config = replace(PRESETS["base"], **change)
     trained = next(line for line in account(config) if line.component == "trained")
     assert trained.parameters != EXPECTED["trained"]
 
 
 def test_published_stands_beside_changed_totals() -> None:
     """A config of another size is allowed; its totals are shown next to the published ones."""
-    config = dataclasses.replace(PRESETS["base"], token_final_norm=True)
+    config = replace(PRESETS["base"], token_final_norm=True)
     trained = next(line for line in account(config) if line.component == "trained")
     assert trained.parameters == EXPECTED["trained"] + 768
     assert trained.published == EXPECTED["trained"]

@@ -155,10 +155,10 @@ def test_one_sample_does_not_see_another(small: LDLM) -> None:
 
 def test_reconstruction_choices_change_the_model() -> None:
     """Section 7's unknowns are fields that do something, each in its own direction."""
-    import dataclasses
+    from msgspec.structs import replace
 
     base = PRESETS["small"]
-    bare = dataclasses.replace(base, input_bias=False, token_final_norm=True, position_scale=1.0)
+    bare = replace(base, input_bias=False, token_final_norm=True, position_scale=1.0)
     model = initialise(LDLM(bare), 0)
     names = set(model.state_dict())
     assert "denoiser.input.bias" not in names

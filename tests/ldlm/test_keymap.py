@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from ldlm import LDLM
+from ldlm import LDLM, PRESETS, LDLMConfig
 from ldlm.errors import CheckpointError, ConfigError, LDLMError
-from ldlm.keymap import convert, read_map
+from ldlm.keymap import convert, read_map, rename
 
 MAP = """
 preset = "small"
@@ -127,18 +128,92 @@ def test_the_source_is_not_replaced(source: Path, mapping: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "table",
+    ("table", "words"),
     [
-        'theirs = []\nours = "latent_mean"',
-        'theirs = "net.latent_mean"\nours = []',
-        'theirs = "net.{0}"\nours = "{0}"',
-        'theirs = 5\nours = "latent_mean"',
+        ('theirs = []\nours = "latent_mean"', "name a tensor each"),
+        ('theirs = "net.latent_mean"\nours = []', "name a tensor each"),
+        ('theirs = ""\nours = "latent_mean"', "theirs"),
+        ('theirs = ["net.a", ""]\nours = "latent_mean"', "theirs"),
+        ('theirs = 5\nours = "latent_mean"', "theirs"),
+        ('theirs = ["net.a", 5]\nours = "latent_mean"', "theirs"),
+        ('theirs = {a = "b"}\nours = "latent_mean"', "theirs"),
+        ('theirs = 1979-05-27\nours = "latent_mean"', "theirs"),
+        ('ours = "latent_mean"', "theirs"),
+        ('theirs = "net.latent_mean"', "ours"),
+        ('theirs = "a"\nours = "b"\ntranspose = "false"', "transpose"),
+        ('theirs = "a"\nours = "b"\ntranspose = 1', "transpose"),
+        ('theirs = "a"\nours = "b"\ntranspose = []', "transpose"),
+        ('theirs = "a"\nours = "b"\ntransposed = true', "transposed"),
+        ('theirs = "net.{0}"\nours = "{0}"', "a place is written"),
+        ('theirs = "{1}"\nours = "latent_mean"', "a place is written"),
+        ('theirs = "net.{i"\nours = "latent_mean"', "a place is written"),
+        ('theirs = "net.{\u00b5\u00b2}"\nours = "latent_mean"', "a place is written"),
+        ('theirs = "net.*"\nours = "latent_mean"', "a place is written"),
+        ('theirs = "net.a"\nours = "{}"', "a place is written"),
     ],
 )
-def test_odd_rules_are_named(source: Path, mapping: Path, tmp_path: Path, table: str) -> None:
+def test_odd_rules_are_named(mapping: Path, table: str, words: str) -> None:
     mapping.write_text(f'preset = "small"\n[[tensor]]\n{table}\n')
-    with pytest.raises(LDLMError):
-        convert(source, read_map(mapping), tmp_path / "ours", None)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_map(mapping)
+    assert f"{mapping} is not a mapping file" in str(caught.value)
+    assert "$.tensor[0]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "preset = []",
+        "preset = 5",
+        "preset = false",
+        'preset = ""',
+        "config = []",
+        'config = "base"',
+        'preset = "small"\n[config]\nd_model = 128',
+        "config = {}\npreset = 'small'",
+        'preset = "small"\nignore = 5',
+        'preset = "small"\nignore = [[]]',
+        'preset = "small"\ntensor = "a"',
+        'preset = "small"\ntensor = {}',
+        'preset = "small"\ntensor = [5]',
+        'preset = "small"\nmore = 1',
+        "[config]\nd_model = " + "9" * 400,
+        "[config]\nd_model = " + "9" * 5000,
+        "[config]\nd_model = " + "[" * 100_000,
+        "[config]\nd_model = " + "[" * 300 + "]" * 300,
+        "[config]\nd_model" + ".a" * 3000 + " = 1",
+        "a" + ".a" * 3000 + " = 1",
+        "[config]\nsoftcap = nan",
+        "[config]\nsoftcap = 1e999",
+        "[config]\nsoftcup = 50.0",
+        "[config]\nt_min = 1979-05-27",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_odd_files_are_named(mapping: Path, text: str) -> None:
+    mapping.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_map(mapping)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_config_table_gives_what_differs(mapping: Path) -> None:
+    mapping.write_text('[config]\nd_model = 512\nn_heads = 8\nadded_tokens = ["<|pad|>"]\n')
+    expected = LDLMConfig(d_model=512, n_heads=8, added_tokens=("<|pad|>",))
+    assert read_map(mapping).config == expected
+    mapping.write_text("config = {}")
+    assert read_map(mapping).config == PRESETS["base"]
+
+
+def test_no_character_of_a_name_is_a_pattern(mapping: Path, tmp_path: Path) -> None:
+    """A dot is a dot, and a place of one name has one value."""
+    tensors = {name: torch.ones(1) for name in ("net.1.a.1", "net.1.a.2", "netx1xax1", "net.+")}
+    mapping.write_text('preset = "small"\n[[tensor]]\ntheirs = "net.{i}.a.{i}"\nours = "x.{i}"\n')
+    keymap = dataclasses.replace(read_map(mapping), ignore=("netx*", "net.1.a.2", "net.+"))
+    assert rename(tensors, keymap).keys() == {"x.1"}
+    mapping.write_text('preset = "small"\n[[tensor]]\ntheirs = "net.+"\nours = "x"\n')
+    keymap = dataclasses.replace(read_map(mapping), ignore=("net*1*",))
+    assert rename(tensors, keymap).keys() == {"x"}
 
 
 def test_tensors_that_cannot_be_joined(mapping: Path, tmp_path: Path) -> None:

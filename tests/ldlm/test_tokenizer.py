@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from ldlm import PRESETS
 from ldlm.errors import TokenizerError
@@ -43,6 +42,6 @@ def test_tokenizers_that_do_not_fit() -> None:
     with pytest.raises(TokenizerError, match="cannot be read"):
         parse("{}", BASE)
     with pytest.raises(TokenizerError, match="vocabulary size"):
-        create(dataclasses.replace(SMALL, vocab_size=1000))
+        create(replace(SMALL, vocab_size=1000))
     with pytest.raises(TokenizerError, match="end-of-text"):
-        parse(create(SMALL).to_str(), dataclasses.replace(SMALL, end_of_text="</s>"))
+        parse(create(SMALL).to_str(), replace(SMALL, end_of_text="</s>"))
