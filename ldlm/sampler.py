@@ -156,7 +156,7 @@ class Run:
 
     Attributes:
         token_ids: of every request that is done, [samples, T].
-        seconds: from the first step to the present one.
+        seconds: from the first step until the run was last looked at for another.
 
     Raises:
         SamplerError: an unusable request; before the first step.
@@ -164,7 +164,6 @@ class Run:
 
     def __init__(self, stages: Stages, requests: SampleRequest | Sequence[SampleRequest]) -> None:
         asked = [requests] if isinstance(requests, SampleRequest) else requests
-        self._stages = stages
         self._requests = [request.of(stages.config) for request in asked]
         self._tables = [request.table(stages.config) for request in self._requests]
         self.total = sum(
@@ -175,13 +174,19 @@ class Run:
             NoiseStream(request.seed, range(0), (1, 1))
         self.token_ids: list[Ids] = []
         self.seconds = 0.0
-        self._steps = self._run()
+        self._started: float | None = None
+        # It knows nothing of this object: who drops the run cancels it at once.
+        self._steps = _steps(stages, self._requests, self._tables, self.total, self.token_ids)
 
     def __iter__(self) -> Iterator[Step]:
         return self
 
     def __next__(self) -> Step:
-        return next(self._steps)
+        self._started = self._started or time.perf_counter()
+        try:
+            return next(self._steps)
+        finally:
+            self.seconds = time.perf_counter() - self._started
 
     def __enter__(self) -> Run:
         return self
@@ -198,26 +203,29 @@ class Run:
         """Stop between two steps."""
         self._steps.close()
 
-    def _run(self) -> Generator[Step, None, None]:
-        started, done = time.perf_counter(), 0
-        for number, (request, table) in enumerate(zip(self._requests, self._tables, strict=True)):
-            steps = self._stages.loop(table)
-            shape = (request.length or 0, self._stages.config.d_model)
-            ids = []
-            for indices in _batches(self._stages, request):
-                with closing(steps(NoiseStream(request.seed, indices, shape))) as loop:
-                    for step in loop:
-                        done += 1
-                        self.seconds = time.perf_counter() - started
-                        yield Step(done, self.total, number, step)
-                    # The state of the last step is still held: on a device it is read there.
-                    ids.append(self._decode(step))
-            self.token_ids.append(np.concatenate(ids))
-            self.seconds = time.perf_counter() - started
 
-    def _decode(self, last: LoopStep) -> Ids:
-        h_hat = self._stages.latent_decoder(last.x())
-        return np.asarray(self._stages.token_decoder(h_hat), np.int64)
+def _steps(
+    stages: Stages,
+    requests: Sequence[SampleRequest],
+    tables: Sequence[StepTable],
+    total: int,
+    token_ids: list[Ids],
+) -> Generator[Step, None, None]:
+    """All steps; the tokens of each request join `token_ids` when it is done."""
+    done = 0
+    for number, (request, table) in enumerate(zip(requests, tables, strict=True)):
+        steps = stages.loop(table)
+        shape = (request.length or 0, stages.config.d_model)
+        ids = []
+        for indices in _batches(stages, request):
+            with closing(steps(NoiseStream(request.seed, indices, shape))) as loop:
+                for step in loop:
+                    done += 1
+                    yield Step(done, total, number, step)
+                # The state of the last step is still held: on a device it is read there.
+                h_hat = stages.latent_decoder(step.x())
+                ids.append(np.asarray(stages.token_decoder(h_hat), np.int64))
+        token_ids.append(np.concatenate(ids))
 
 
 def _batches(stages: Stages, request: SampleRequest) -> list[range]:
