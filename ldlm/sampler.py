@@ -7,6 +7,7 @@ same steps.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -43,7 +44,8 @@ class LoopStep:
     x0_hat: Callable[[], Float32s]
 
 
-# All steps of a batch, from its noise. What they hold goes back when the generator is closed.
+# All steps of a batch, as many as its table has, from its noise. What they hold goes back when the
+# generator is closed or asked for more.
 Steps = Callable[[NoiseStream], Generator[LoopStep, None, None]]
 # What a runtime prepares for a table of steps, once for all batches.
 Loop = Callable[[StepTable], Steps]
@@ -219,10 +221,10 @@ def _steps(
         ids = []
         for indices in _batches(stages, request):
             with closing(steps(NoiseStream(request.seed, indices, shape))) as loop:
-                for step in loop:
+                # Asked for one more, the loop would give back the state that is still to be read.
+                for step in itertools.islice(loop, len(table)):
                     done += 1
                     yield Step(done, total, number, step)
-                # The state of the last step is still held: on a device it is read there.
                 h_hat = stages.latent_decoder(step.x())
                 ids.append(np.asarray(stages.token_decoder(h_hat), np.int64))
         token_ids.append(np.concatenate(ids))
