@@ -213,6 +213,6 @@ def test_a_step_shows_the_estimate_and_the_state() -> None:
         assert step.loop.seconds >= 0
         seen.append((step.loop.x(), step.loop.x0_hat()))
     for (x, _), (x_next, x0_hat), A, B in zip(
-        seen, seen[1:], table.A[1:], table.B[1:], strict=True
+        seen, seen[1:], table.A[1:], table.B[1:], strict=False
     ):
         assert np.array_equal(x_next, A * x + B * x0_hat)
