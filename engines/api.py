@@ -240,8 +240,9 @@ class Artifacts:
         Raises:
             ConfigError, ArtifactError, TokenizerError, ProviderError: as loading.
         """
-        from engines.runtime.load import load_stages, load_tokenizer
+        from engines.runtime.load import load_stages, load_tokenizer, require_runtime
 
+        require_runtime(runtime)
         with folders.reading(self.folder) as manifest:
             chosen = default_precision(manifest, runtime) if precision is None else precision
             tokenizer = load_tokenizer(self.folder, manifest)

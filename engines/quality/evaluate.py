@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from engines.artifacts.manifest import QUALITY, Manifest
 from engines.proof.records import identity
 from engines.quality.judge import Judge
-from engines.runtime.load import RUNTIMES, load_stages, load_tokenizer
+from engines.runtime.load import load_stages, load_tokenizer, require_runtime
 from export.precision import Precision
 from export.stages import components
 from ldlm import files
 from ldlm import tokenizer as tokenizers
-from ldlm.errors import ConfigError
 from ldlm.sampler import SampleRequest, sample
 
 Ids = NDArray[np.int64]
@@ -87,9 +86,8 @@ def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[st
     Raises:
         ConfigError: no such runtime.
     """
-    unknown = [name for name in runtimes if name not in RUNTIMES]
-    if unknown:
-        raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=unknown[0])
+    for name in runtimes:
+        require_runtime(name)
     runs = [("torch", "fp32")]
     for name in precisions:
         precision = Precision.of(name)

@@ -47,8 +47,7 @@ def load_stages(
         ArtifactError: artifacts missing or changed, or made from another checkpoint.
     """
     precision = Precision.of(precision)
-    if runtime not in RUNTIMES:
-        raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=runtime)
+    require_runtime(runtime)
     only = "cuda" if runtime in LIBRARIES else "cpu"
     if runtime != "ort" and provider not in (None, only):
         raise ConfigError(f"runtime {runtime} has one device", expected=only, got=provider)
@@ -68,6 +67,16 @@ def load_stages(
     if runtime in LIBRARIES:
         return _tensorrt(runtime, folder, manifest, precision)
     return _onnxruntime(folder, manifest, precision, provider or "cpu", plain)
+
+
+def require_runtime(name: str) -> None:
+    """Refuse a name that is none of RUNTIMES.
+
+    Raises:
+        ConfigError: with those that there are.
+    """
+    if name not in RUNTIMES:
+        raise ConfigError("no such runtime", expected=" or ".join(RUNTIMES), got=name)
 
 
 def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:

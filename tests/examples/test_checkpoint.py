@@ -17,7 +17,6 @@ from engines.quality.evaluate import Quality, evaluate
 from engines.quality.judge import load_judge
 from ldlm import LDLM, files
 from ldlm.sampler import SampleRequest
-from ldlm.schedule import TangentSchedule
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "examples" / "grammar" / "checkpoint"
@@ -39,9 +38,8 @@ def rows(grammar_artifacts: Path) -> dict[tuple[str, str], Quality]:
     manifest = folders.load(grammar_artifacts)
     config = manifest.config
     request = SampleRequest(
-        d_model=config.d_model, length=config.n_positions, samples=32, batch_size=32, steps=32,
-        solver="ddpm", seed=5, schedule=TangentSchedule(config.tangent_d, config.t_min),
-    )  # fmt: skip
+        length=config.n_positions, samples=32, batch_size=32, steps=32, solver="ddpm", seed=5
+    )
     judge = load_judge(ROOT / "examples" / "grammar" / "judge.py")
     found = evaluate(
         grammar_artifacts, manifest, CHECKPOINT, PRECISIONS, request, judge, lambda *_: None
