@@ -145,7 +145,7 @@ def _value(raw: msgspec.Raw) -> object:
     """A field's value, or its text where Python cannot hold it; no field takes that type."""
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except msgspec.DecodeError:
         return raw
 
 

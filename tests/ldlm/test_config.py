@@ -46,21 +46,21 @@ def limits(kind: Any) -> tuple[float | None, float | None]:
 
 def outside(kind: Any) -> Iterator[object]:
     """Values just beyond what a field takes, and values of other types."""
-    numbers = isinstance(kind, kinds.IntType | kinds.FloatType)
-    if numbers:
+    if isinstance(kind, kinds.IntType | kinds.FloatType):
         low, high = limits(kind)
-        assert low is not None
-        assert high is not None
-        step = 1 if isinstance(kind, kinds.IntType) else high / 1e6
-        yield from (low if kind.gt is not None else low - (1 if step == 1 else low / 2), 0, -1)
-        yield from (high if kind.lt is not None else high + step, 10**400)
+        step = 1 if isinstance(kind, kinds.IntType) else 1e-13
+        if low is not None:
+            yield from (low if kind.gt is not None else low - step, 0, -1)
+        if high is not None:
+            above = high + 1 if step == 1 else high * 1.001
+            yield from (high if kind.lt is not None else above, 10**400)
         yield from (float("nan"), float("inf"), -float("inf"), True, "1")
     if isinstance(kind, kinds.IntType):
         yield 2.0
     if isinstance(kind, kinds.StrType):
-        yield from ("x" * (kind.min_length - 1), "x" * (kind.max_length + 1), 7, ["x"])
+        yield from ("", "x" * ((kind.max_length or 0) + 1), 7, ["x"])
     if isinstance(kind, kinds.VarTupleType):
-        yield from (["x"] * (kind.max_length + 1), "x", 5, [5], [["x"]])
+        yield from (["x"] * ((kind.max_length or 0) + 1), "x", 5, [5], [["x"]])
         yield from ([item] for item in outside(kind.item_type))
     if isinstance(kind, kinds.BoolType):
         yield from (0, 1, "false", "no")

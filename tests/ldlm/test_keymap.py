@@ -147,7 +147,7 @@ def test_the_source_is_not_replaced(source: Path, mapping: Path) -> None:
         ('theirs = "net.{0}"\nours = "{0}"', "a place is written"),
         ('theirs = "{1}"\nours = "latent_mean"', "a place is written"),
         ('theirs = "net.{i"\nours = "latent_mean"', "a place is written"),
-        ('theirs = "net.{\u00b5\u00b2}"\nours = "latent_mean"', "a place is written"),
+        ('theirs = "net.{i\u00b2}"\nours = "latent_mean"', "a place is written"),
         ('theirs = "net.*"\nours = "latent_mean"', "a place is written"),
         ('theirs = "net.a"\nours = "{}"', "a place is written"),
     ],
