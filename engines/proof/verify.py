@@ -22,7 +22,7 @@ from engines.proof.subject import Case, Subject
 from engines.runtime.torch import TorchStage
 from engines.tensorrt.targets import require_compilable
 from export import precision as policies
-from export.stages import DEPLOYED, compared, sharing
+from export.stages import DEPLOYED, MAX_BATCH, compared, sharing
 from ldlm import files
 from ldlm.model import LDLM
 from ldlm.sampler import SampleRequest
@@ -125,7 +125,9 @@ def _ask_more(
         from engines.runtime.trt import TrtRuntime
 
         runtime = TrtRuntime(extra.runtime)
-        parity.lines += engine_lines(*subject, runtime, _cases(model, CASES), progress)
+        # Engines are built for a batch of 8 unless asked otherwise; the cases' own are below that.
+        fitting = _cases(model, CASES, largest=max(batch for batch, _ in CASES))
+        parity.lines += engine_lines(*subject, runtime, fitting, progress)
     if extra.ablate:
         parity.ablation = [row.record() for row in ablate(model, precisions, DEPLOYED, progress)]
 
@@ -169,5 +171,5 @@ def _stress(folder: Path, model: LDLM, precisions: list[str], progress: Progress
     return lines
 
 
-def _cases(model: LDLM, cases: tuple[Case, ...]) -> list[Case]:
-    return list(dict.fromkeys(clamped(case, model.config) for case in cases))
+def _cases(model: LDLM, cases: tuple[Case, ...], largest: int = MAX_BATCH) -> list[Case]:
+    return list(dict.fromkeys(clamped(case, model.config, largest) for case in cases))
