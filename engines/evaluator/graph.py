@@ -32,7 +32,11 @@ class Evaluator:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
-        self._nodes = [(node, ops.operator(node)) for node in graph]
+        operators = {node: ops.operator(node) for node in graph}
+        for node in graph:
+            if (after := ops.biased(node)) is not None:
+                operators[node], operators[after] = ops.product, ops.add_bias
+        self._nodes = list(operators.items())
         self._constants = {
             value: ops.to_value(value.const_value.numpy())
             for value in graph.initializers.values()
@@ -58,7 +62,8 @@ class Evaluator:
             for index, (node, operator) in enumerate(self._nodes):
                 inputs = [None if value is None else values[value] for value in node.inputs]
                 for value, result in zip(node.outputs, operator(node, inputs), strict=False):
-                    _check_dtype(node, value, result)
+                    if operator is not ops.product:
+                        _check_dtype(node, value, result)
                     values[value] = result
                 for used in node.inputs:
                     if used is not None and self._last_use[used] == index and used not in kept:

@@ -2,9 +2,10 @@
 
 What one operator computes inside is rounded once, when its result is stored in the dtype that
 the graph declares; matrix products multiply half inputs exactly and add in float32, as tensor
-cores do. Norms are the exception: they are computed step by step in their own dtype, squares and
-sums included, because a half norm that overflows on a device must overflow here. PyTorch's own
-half norms, softmax and products would not show it.
+cores do. A product and its bias are one operator, written as Gemm or as MatMul and Add: TensorRT
+makes the same layers of both, and one kernel of these. Norms are the exception: they are computed
+step by step in their own dtype, squares and sums included, because a half norm that overflows on a
+device must overflow here. PyTorch's own half norms, softmax and products would not show it.
 
 RotaryEmbedding, which only float32 graphs have, and forms of Attention and Cast that no half graph
 of ours has (rows, masks, caches, 8-bit and smaller types) are handed to ONNX's reference
@@ -123,6 +124,32 @@ def _max(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
 def _matmul(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
     a, b = inputs
     return (torch.matmul(_numbers(a), _numbers(b)).to(a.dtype),)
+
+
+def biased(node: ir.Node) -> ir.Node | None:
+    """The addition of a constant vector, where nothing else reads this product."""
+    product = node.outputs[0]
+    uses = list(product.uses())
+    if node.op_type != "MatMul" or product.is_graph_output() or len(uses) != 1:
+        return None
+    after = uses[0].node
+    other = next((value for value in after.inputs if value is not product), None)
+    constant = None if other is None else other.const_value
+    vector = constant is not None and len(constant.shape) == 1
+    return after if after.op_type == "Add" and vector else None
+
+
+def product(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+    """A product that `add_bias` reads before it is rounded."""
+    a, b = inputs
+    return (torch.matmul(_numbers(a), _numbers(b)),)
+
+
+def add_bias(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+    """The sum of a `product` and its bias, in the dtype of the bias."""
+    a, b = inputs
+    dtype = a.dtype if a.dtype in HALF else b.dtype
+    return ((wide(a) + wide(b)).to(dtype),)
 
 
 def _gemm(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:

@@ -21,7 +21,7 @@ from engines.proof.stress import stress_inputs, stressed
 from engines.proof.subject import Case, Subject
 from engines.runtime.torch import TorchStage
 from export.precision import Precision
-from export.stages import compared, components, stages_of
+from export.stages import MAX_BATCH, compared, components, stages_of
 from ldlm import files
 from ldlm.model import LDLM
 from ldlm.sampler import SampleRequest
@@ -124,7 +124,9 @@ def _ask_more(
         from engines.runtime.trt import TrtRuntime
 
         runtime = TrtRuntime(extra.runtime)
-        parity.lines += engine_lines(*subject, runtime, _cases(model, CASES), progress)
+        # Engines are built for a batch of 8 unless asked otherwise; the cases' own are below that.
+        fitting = _cases(model, CASES, largest=max(batch for batch, _ in CASES))
+        parity.lines += engine_lines(*subject, runtime, fitting, progress)
     if extra.ablate:
         parity.ablation = [
             row.record() for row in ablate(model, precisions, components(), progress)
@@ -170,5 +172,5 @@ def _stress(folder: Path, model: LDLM, precisions: list[str], progress: Progress
     return lines
 
 
-def _cases(model: LDLM, cases: tuple[Case, ...]) -> list[Case]:
-    return list(dict.fromkeys(clamped(case, model.config) for case in cases))
+def _cases(model: LDLM, cases: tuple[Case, ...], largest: int = MAX_BATCH) -> list[Case]:
+    return list(dict.fromkeys(clamped(case, model.config, largest) for case in cases))

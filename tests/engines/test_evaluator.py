@@ -29,6 +29,39 @@ HALVES = {"fp16": (np.float16, TensorProto.FLOAT16), "bf16": (bfloat16, TensorPr
 OVERFLOWS = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.parametrize("precision", HALVES)
+def test_a_bias_is_added_before_the_product_is_rounded(precision: str) -> None:
+    """As in Gemm: TensorRT makes the same layers, and one kernel, of both ways to write it."""
+    dtype, element = HALVES[precision]
+    rng = np.random.default_rng(0)
+    x, weight, bias, other = (
+        rng.standard_normal(shape).astype(dtype) for shape in ((9, 64), (64, 32), (32,), (9, 32))
+    )
+    feeds = {"x": x, "other": other}
+
+    def run(*nodes: onnx.NodeProto) -> np.ndarray:
+        constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
+        inputs = [helper.make_tensor_value_info(n, element, a.shape) for n, a in feeds.items()]
+        outputs = [helper.make_tensor_value_info("y", element, other.shape)]
+        graph = helper.make_graph(list(nodes), "one", inputs, outputs, constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+        return Evaluator(ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph).run(feeds)[
+            "y"
+        ]
+
+    product = helper.make_node("MatMul", ["x", "w"], ["p"])
+    biased = run(product, helper.make_node("Add", ["p", "b"], ["y"]))
+    assert np.array_equal(biased, run(helper.make_node("Gemm", ["x", "w", "b"], ["y"])))
+    assert np.array_equal(biased, run(product, helper.make_node("Add", ["b", "p"], ["y"])))
+    exact = x.astype(np.float32) @ weight.astype(np.float32)
+    rounded_twice = exact.astype(dtype).astype(np.float32) + bias.astype(np.float32)
+    assert not np.array_equal(biased, rounded_twice.astype(dtype))
+    # What is no constant vector is no bias: the product is a tensor of its own, and rounded.
+    summed = run(product, helper.make_node("Add", ["p", "other"], ["y"]))
+    total = exact.astype(dtype).astype(np.float32) + other.astype(np.float32)
+    assert np.array_equal(summed, total.astype(dtype))
+
+
 @OVERFLOWS
 def test_onnx_backend_cases(capsys: pytest.CaptureFixture[str]) -> None:
     """Every case of the ONNX project whose operators the evaluator implements."""
