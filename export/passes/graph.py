@@ -76,3 +76,9 @@ def rule_dtype(precision: Precision, component: str, what: str) -> ir.DataType:
         "float16": ir.DataType.FLOAT16,
         "bfloat16": ir.DataType.BFLOAT16,
     }[precision.dtype(component, what)]
+
+
+def number(node: ir.Node, name: str) -> float:
+    """The value of an int or float attribute; 0 where the node has none of this name."""
+    attribute = node.attributes.get(name)
+    return float(attribute.value) if attribute is not None else 0.0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-from onnx_ir.tape import Tape
+from typing import Any
 
-from export.passes.graph import cast, width
+import onnx_ir as ir
+from onnxscript.rewriter.pattern import MatchResult, RewriteRule
+
+from export.passes.graph import number, width
+from export.passes.rules import apply_rule
 from ldlm.errors import GraphCheckError
+
+FLOAT = ir.DataType.FLOAT
 
 
 def unfuse_attention(model: ir.Model) -> int:
@@ -23,69 +28,77 @@ def unfuse_attention(model: ir.Model) -> int:
     Raises:
         GraphCheckError: a node has a mask, a cache, a softcap or another layout than ours.
     """
-    nodes = [node for node in model.graph if node.op_type == "Attention"]
-    for node in nodes:
-        _require_plain(node)
-        old = node.outputs[0]
-        tape = Tape()
-        heads = node.attributes.get_int("q_num_heads", 0)
-        q32, k32, v32 = (
-            _split(tape, cast(tape, value, ir.DataType.FLOAT), heads) for value in node.inputs[:3]
-        )
-        d_head = width(node.inputs[0]) // (heads or 1)
-        factor = node.attributes.get_float("scale", 0.0) or d_head**-0.5
-        scale = tape.op("Constant", [], {"value": ir.tensor(factor, dtype=ir.DataType.FLOAT)})
-        keys = tape.op("Transpose", [k32], {"perm": [0, 1, 3, 2]})
-        scores = tape.op("MatMul", [tape.op("Mul", [q32, scale]), keys])
-        product = tape.op("MatMul", [tape.op("Softmax", [scores], {"axis": -1}), v32])
-        product = _merge(tape, product, heads)
-        for value in (value for made in tape.nodes for value in made.outputs):
-            value.dtype = value.dtype or ir.DataType.FLOAT
-        new = cast(tape, product, old.dtype)
-        new.shape = old.shape
-        model.graph.insert_before(node, tape.nodes)
-        old.replace_all_uses_with(new)
-        model.graph.remove(node, safe=True)
-    return len(nodes)
+    fired = apply_rule(model, RewriteRule(_pattern, _rewrite, _check), "Attention")
+    for node in model.graph:
+        if node.op_type == "Attention":
+            raise GraphCheckError(
+                "an Attention node is not plain",
+                tensor=node.name,
+                got=", ".join(_extra(node)),
+                remedy="build without --unfused-attention",
+            )
+    return fired
 
 
-def _split(tape: Tape, rows: ir.Value, heads: int) -> ir.Value:
+def _pattern(op: Any, q: Any, k: Any, v: Any) -> Any:
+    return op.Attention(q, k, v, _allow_other_inputs=True, _outputs=["output"])
+
+
+def _check(context: Any, output: ir.Value, **_: ir.Value) -> MatchResult:
+    """Success, or what the node has that we do not compute."""
+    result, extra = MatchResult(), _extra(context.root)
+    return result.fail(f"it has {', '.join(extra)}", context.root) if extra else result
+
+
+def _rewrite(op: Any, q: ir.Value, k: ir.Value, v: ir.Value, output: Any) -> ir.Value:
+    """softmax(Q K^T scale) V in single operators."""
+    node = output.producer()
+    heads, scale = int(number(node, "q_num_heads")), number(node, "scale")
+    q32, k32, v32 = (_split(op, _cast(op, value, FLOAT), heads) for value in (q, k, v))
+    factor = scale or (width(q) // (heads or 1)) ** -0.5
+    scale = op.Constant(value=ir.tensor(factor, dtype=FLOAT))
+    keys = op.Transpose(k32, perm=[0, 1, 3, 2])
+    scores = op.MatMul(op.Mul(q32, scale), keys)
+    product = _merge(op, op.MatMul(op.Softmax(scores, axis=-1), v32), heads)
+    for value in (value for made in op.nodes for value in made.outputs):
+        value.dtype = value.dtype or FLOAT
+    return _cast(op, product, output.dtype)
+
+
+def _cast(op: Any, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """The value in a dtype: itself, or a Cast of it."""
+    if value.dtype == dtype:
+        return value
+    made: ir.Value = op.Cast(value, to=int(dtype))
+    made.dtype, made.shape = dtype, value.shape
+    return made
+
+
+def _split(op: Any, rows: ir.Value, heads: int) -> Any:
     """[B, T, H * d_head] -> [B, H, T, d_head]; what is split already stays."""
     if not heads:
         return rows
-    shape = _shape(tape, [0, 0, heads, -1])
-    return tape.op("Transpose", [tape.op("Reshape", [rows, shape])], {"perm": [0, 2, 1, 3]})
+    return op.Transpose(op.Reshape(rows, _shape(op, [0, 0, heads, -1])), perm=[0, 2, 1, 3])
 
 
-def _merge(tape: Tape, value: ir.Value, heads: int) -> ir.Value:
+def _merge(op: Any, value: ir.Value, heads: int) -> Any:
     """[B, H, T, d_head] -> [B, T, H * d_head], where rows were split."""
     if not heads:
         return value
-    rows = tape.op("Transpose", [value], {"perm": [0, 2, 1, 3]})
-    return tape.op("Reshape", [rows, _shape(tape, [0, 0, -1])])
+    return op.Reshape(op.Transpose(value, perm=[0, 2, 1, 3]), _shape(op, [0, 0, -1]))
 
 
-def _shape(tape: Tape, sizes: list[int]) -> ir.Value:
-    shape = tape.op("Constant", [], {"value": ir.tensor(sizes)})
+def _shape(op: Any, sizes: list[int]) -> ir.Value:
+    shape: ir.Value = op.Constant(value=ir.tensor(sizes))
     shape.dtype = ir.DataType.INT64
     return shape
 
 
-def _require_plain(node: ir.Node) -> None:
+def _extra(node: ir.Node) -> list[str]:
+    """What an Attention has beside queries, keys and values of the same heads."""
     extra = [str(value.name) for value in node.inputs[3:] if value is not None]
-    extra += [name for name in ("is_causal", "softcap") if _number(node, name)]
+    extra += [name for name in ("is_causal", "softcap") if number(node, name)]
     extra += [str(value.name) for value in node.outputs[1:] if value.uses()]
-    if _number(node, "kv_num_heads") != _number(node, "q_num_heads"):
+    if number(node, "kv_num_heads") != number(node, "q_num_heads"):
         extra.append("kv_num_heads")
-    if extra:
-        raise GraphCheckError(
-            "an Attention node is not plain",
-            tensor=node.name,
-            got=", ".join(extra),
-            remedy="build without --unfused-attention",
-        )
-
-
-def _number(node: ir.Node, name: str) -> float:
-    attribute = node.attributes.get(name)
-    return float(attribute.value) if attribute is not None else 0.0
+    return extra
