@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from engines.artifacts.manifest import Manifest
 from engines.proof.baseline import runner, torchs_own
 from engines.proof.gates import DRIFT_FLOAT32, precision_limit
-from engines.proof.records import SAMPLER, Line
+from engines.proof.questions import SAMPLER, Question
+from engines.proof.records import Drift, Measurement
 from engines.runtime.torch import TorchStage
 from export.precision import Precision
 from export.stages import SAMPLED, stage
@@ -36,28 +37,28 @@ def drift(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
-    precisions: list[str],
+    precisions: Sequence[str],
     *,
     steps: int,
     length: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Line], dict[str, list[float]]]:
+) -> tuple[list[Measurement], list[Drift]]:
     """Sample one text per precision with the noise of seed 0, and compare with float32 PyTorch.
 
     Half precisions run in the evaluator, others in ONNX Runtime. All but float32 are held to what
     PyTorch's own means make of the same noise; see `engines.proof.baseline`.
 
     Returns:
-        Lines "drift" (root mean square over the steps of the estimates' relative L2) and "drift
-        tokens" (the share of tokens that differ; all but float32's held to PyTorch's share),
-        and the drift at every step per precision.
+        DRIFT (root mean square over the steps of the estimates' relative L2) and DRIFT_TOKENS
+        (the share of tokens that differ; all but float32's held to PyTorch's share), and the
+        drift at every step per precision.
     """
     request = SampleRequest(length=length, steps=steps)
     progress("sampler: reference")
     torch_stages = {name: TorchStage(model, stage(name)) for name in SAMPLED}
     reference = _run(model.config, torch_stages, request)
-    lines: list[Line] = []
-    curves: dict[str, list[float]] = {}
+    measurements: list[Measurement] = []
+    curves: list[Drift] = []
     for name in precisions:
         progress(f"sampler: {name}")
         precision = Precision.of(name)
@@ -71,14 +72,19 @@ def drift(
             limit = precision_limit(_over_steps(_distances(peer, reference)))
             share = float(np.mean(peer.tokens != reference.tokens))
         run = _run(model.config, runtime, request)
-        curves[name] = _distances(run, reference)
-        where = (SAMPLER, name, "given")
-        lines.append(Line(*where, "drift", 1, length, _over_steps(curves[name]), limit))
+        curve = _distances(run, reference)
+        curves.append(Drift(name, tuple(curve)))
         differ = float(np.mean(run.tokens != reference.tokens))
         # A share of few tokens is coarse: one token more than PyTorch's is no finding.
         allowed = share + (0.0 if precision.is_float32 else 1 / length)
-        lines.append(Line(*where, "drift tokens", 1, length, differ, allowed))
-    return lines, curves
+        for question, found, most in (
+            (Question.DRIFT, _over_steps(curve), limit),
+            (Question.DRIFT_TOKENS, differ, allowed),
+        ):
+            measurements.append(
+                Measurement(SAMPLER, name, "given", question, 1, length, found, most)
+            )
+    return measurements, curves
 
 
 def _run(
