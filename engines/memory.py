@@ -1,4 +1,4 @@
-"""Peak memory of this process."""
+"""Seconds and peak memory of what this process does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ import contextlib
 import re
 import resource
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[dict[str, float]]:
+    """Wall seconds and peak resident memory of a block, in the dict at its end."""
+    started = time.perf_counter()
+    result: dict[str, float] = {}
+    reset_peak()
+    yield result
+    seconds, peak = time.perf_counter() - started, peak_bytes()
+    result.update(seconds=round(seconds, 1), peak_gb=round(peak / 1e9, 2))
 
 
 def reset_peak() -> None:

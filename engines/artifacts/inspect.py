@@ -1,4 +1,4 @@
-"""What a folder of artifacts, an ONNX file or an engine is: as a document, and two compared."""
+"""What a folder of artifacts, an ONNX file or an engine is, as a document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ldlm import files
 from ldlm.errors import ArtifactError
 
 # Computations whose dtype a precision policy decides.
-ISLANDS = (
+DTYPE_OPERATORS = (
     "LayerNormalization", "RMSNormalization", "Softmax", "Tanh", "Attention", "MatMul", "Gemm",
     "DynamicQuantizeLinear", "MatMulInteger",
 )  # fmt: skip
@@ -40,16 +40,6 @@ def describe(path: Path) -> Document:
         expected="an artifacts folder, an .onnx or an .engine file",
         got=path if path.exists() else f"no {path}",
     )
-
-
-def differences(left: Document, right: Document) -> list[tuple[str, str, str]]:
-    """(key, left, right) of everything that differs; "-" where a side lacks it."""
-    # How long a run took is not what was built.
-    built = ({k: v for k, v in document.items() if k != "runs"} for document in (left, right))
-    flat = [dict(flatten(document)) for document in built]
-    names = dict.fromkeys([*flat[0], *flat[1]])
-    rows = [(name, flat[0].get(name, "-"), flat[1].get(name, "-")) for name in names]
-    return [row for row in rows if row[1] != row[2]]
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -127,7 +117,7 @@ def _graph(path: Path) -> Document:
         "nodes": dict(Counter(node.op_type for node in graph).most_common()),
         "dtypes": {
             name: dict(Counter(_types(node) for node in graph if node.op_type == name))
-            for name in ISLANDS
+            for name in DTYPE_OPERATORS
             if any(node.op_type == name for node in graph)
         },
         "parameters": sum(tensor.size for tensor in held),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +19,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from engines import memory
 from engines.artifacts import folder as folders
 from engines.artifacts.ingredients import Decision
-from engines.memory import peak_bytes, reset_peak
 from ldlm.errors import ConfigError
 
 # What most commands take.
@@ -124,12 +123,8 @@ def steps() -> Iterator[Callable[[str, int, int], None]]:
 @contextlib.contextmanager
 def measured(what: str) -> Iterator[dict[str, float]]:
     """Wall seconds and peak resident memory of a block; printed, and in the dict at its end."""
-    started = time.perf_counter()
-    result: dict[str, float] = {}
-    reset_peak()
-    yield result
-    seconds, peak = time.perf_counter() - started, peak_bytes()
-    result.update(seconds=round(seconds, 1), peak_gb=round(peak / 1e9, 2))
+    with memory.measured() as result:
+        yield result
     err.print(f"{what}: {result['seconds']} s, peak memory {result['peak_gb']} GB", highlight=False)
 
 

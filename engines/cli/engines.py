@@ -15,7 +15,6 @@ from engines.cli._shared import (
     precisions,
 )
 from engines.compile.target import chosen_target
-from engines.proof.records import NOTHING_MORE
 from engines.tensorrt.targets import RTX
 from export.precision import Precision
 
@@ -37,8 +36,9 @@ def command(
         Precision.of(name).require(target)
     folder = folder or default_artifacts(checkpoint)
     export.command(checkpoint, folder, precision, explain=explain)
-    document, parity = verify.measure(folder, checkpoint, precision, NOTHING_MORE)
-    if parity is not None:
-        verify.show(document)
-        parity.require_passed()
+    found = verify.prove(folder, checkpoint, precisions(precision))
+    if found.new is not None:
+        verify.show(found)
+        found.save()
+        found.require_passed()
     build.command(folder, precision, target, sm, profile, batch, length, explain=explain)

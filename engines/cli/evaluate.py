@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from engines.artifacts import folder as folders
+from engines.artifacts.manifest import QUALITY
 from engines.cli._shared import ArtifactsFolder, measured, names, out, precisions, steps
 
 
@@ -51,7 +52,8 @@ def command(
         solver=solver,
         seed=seed,
     ).of(config)
-    from engines.quality.evaluate import evaluate, save
+    from engines.proof.saved import write_json
+    from engines.quality.evaluate import evaluate, report
     from engines.quality.judge import load_judge
     from engines.show.quality import quality_table
 
@@ -62,10 +64,11 @@ def command(
         rows = evaluate(
             folder, manifest, checkpoint, chosen, request, verdict, progress, names(runtime)
         )
-    document = save(folder, manifest, rows, request)
-    with folders.updated(folder) as manifest:
-        manifest.runs["evaluate"] = run
+    document = report(manifest, rows, request)
     if as_json:
-        out.print_json(json.dumps(document))
+        out.print_json(msgspec.json.encode(document).decode())
     else:
         out.print(quality_table(document))
+    write_json(folder / QUALITY, document)  # after it was shown: it may be that it cannot be
+    with folders.updated(folder) as manifest:
+        manifest.runs["evaluate"] = run

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from engines.cli._shared import ArtifactsFolder, out, say
 
@@ -21,19 +20,13 @@ def command(
 ) -> None:
     """List, or delete, files that the manifest does not speak of and what killed runs left."""
     from engines.artifacts.collect import collect, drop, leftovers
+    from engines.show.summary import leftovers_table
 
     if precision is not None:
         found = drop(folder, precision, delete=delete)
     else:
         found = collect(folder) if delete else leftovers(folder)
     if found:
-        table = Table(title="deleted" if delete else "would be deleted with --delete")
-        table.add_column("file", overflow="fold")
-        table.add_column("MB", justify="right")
-        table.add_column("why")
-        for item in found:
-            path = item.path.relative_to(folder).as_posix()
-            table.add_row(path, f"{item.bytes / 1e6:,.1f}", item.reason)
-        out.print(table)
+        out.print(leftovers_table(folder, found, deleted=delete))
     total = sum(item.bytes for item in found) / 1e6
     say(f"{folder}: {len(found)} files, {total:,.1f} MB")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 
-from engines.artifacts import folder as folders
-from engines.artifacts.digests import Digests
-from engines.artifacts.manifest import Manifest
-from engines.cli._shared import ArtifactsFolder, err, measured, out, precisions, spinner
-from engines.proof.records import Extra, Parity, read, reasons
+from engines.cli._shared import ArtifactsFolder, err, out, precisions, spinner
+from engines.proof.questions import NOTHING_MORE, ProofOptions
+from engines.proof.update import Update, update
+from engines.show.proof import tables
 from engines.tensorrt.library import LIBRARIES
-from export.precision import Precision
 from ldlm.errors import ConfigError
 
 
@@ -41,6 +40,10 @@ def command(
         int,
         typer.Option(help="Also sample with this many steps on every runtime; 0 leaves it out."),
     ] = 0,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this stage's component; again for another one. Default: all."),
+    ] = None,
     runtime: Annotated[
         str,
         typer.Option(help="rtx or trt: also compare the engines, on the GPU at hand."),
@@ -58,63 +61,43 @@ def command(
         raise ConfigError(
             "no engines of this runtime", expected=" or ".join(LIBRARIES), got=runtime
         )
-    extra = Extra(stress, damage, taps, ablate, sampler_steps, runtime)
-    document, parity = measure(folder, checkpoint, precision, extra, again=again)
+    options = ProofOptions(stress, damage, taps, ablate, sampler_steps, runtime)
+    chosen = precisions(precision) if precision is not None else None
+    found = prove(folder, checkpoint, chosen, options, stages=stage, again=again)
     if as_json:
-        out.print_json(json.dumps(document))
+        out.print_json(msgspec.json.encode(found.proof).decode())
     else:
-        show(document)
-    if parity is not None:
-        parity.require_passed()
+        show(found)
+    found.save()  # after it was shown: it may be that it cannot be written
+    found.require_passed()
 
 
-def measure(
-    folder: Path, checkpoint: Path, precision: str | None, extra: Extra, *, again: bool = False
-) -> tuple[dict[str, Any] | None, Parity | None]:
-    """parity.json, and the proof where something had to be measured."""
-    manifest = folders.load(folder)
-    digests = Digests(folder)
-    folders.require_origin(manifest, checkpoint, digests.of)
-    digests.save()
-    document = read(folder)
-    chosen = precisions(precision) if precision is not None else _exported(manifest, extra)
-    stale = []
-    for name in chosen:
-        why = ("asked again",) if again else reasons(document, manifest, name, extra)
-        if why:
-            stale.append(name)
-            err.print(f"verify {name}: {'; '.join(why)}", highlight=False, markup=False)
-    parity = None
-    if stale:
-        from engines.proof.verify import verify
-        from ldlm.model import LDLM
-
-        with measured("verify") as run, spinner() as progress:
-            model = LDLM.from_checkpoint(checkpoint)
-            parity = verify(folder, manifest, model, stale, progress, extra)
-        document = parity.save(folder, manifest)
-        with folders.updated(folder) as manifest:
-            manifest.runs["verify"] = run
-    else:
-        err.print("nothing has changed since this was verified (ldlm verify --again measures anew)")
-    return document, parity
+def prove(
+    folder: Path,
+    checkpoint: Path,
+    precisions: Sequence[str] | None,
+    options: ProofOptions = NOTHING_MORE,
+    *,
+    stages: Sequence[str] | None = None,
+    again: bool = False,
+) -> Update:
+    """`engines.proof.update.update`, with progress and reasons on stderr."""
+    with spinner() as progress:
+        found = update(
+            folder, checkpoint, precisions, options,
+            stages=stages, again=again, progress=progress, say=tell,
+        )  # fmt: skip
+    if found.new is not None:
+        tell(f"verify: {found.run['seconds']} s, peak memory {found.run['peak_gb']} GB")
+    return found
 
 
-def _exported(manifest: Manifest, extra: Extra) -> list[str]:
-    """Every exported precision that is fit for what is asked; who is left out is said."""
-    found = manifest.precisions()
-    if not (extra.self_test or extra.taps or extra.runtime):
-        return found
-    floats = [name for name in found if not Precision.of(name).is_integer]
-    left_out = [name for name in found if name not in floats]
-    if floats and left_out:
-        err.print(f"left out: {', '.join(left_out)}, which this is not for", highlight=False)
-    return floats or found
-
-
-def show(document: dict[str, Any] | None) -> None:
+def show(found: Update) -> None:
     """All tables of a proof."""
-    from engines.show.proof import tables
-
-    for table in tables(document or {}):
+    for table in tables(found.proof):
         out.print(table)
+
+
+def tell(text: str) -> None:
+    """One plain line on stderr."""
+    err.print(text, highlight=False, markup=False)

@@ -1,19 +1,16 @@
-"""What does each island buy? Every one switched on and off, on fresh and on stress weights."""
+"""What does each island buy? Every one switched on and off, on both checkpoints."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import clamped, stage_inputs
+from engines.proof.records import Ablation, Checkpoint
 from engines.proof.stage import peer_outputs
 from engines.proof.stress import stress_inputs, stressed
 from engines.proof.subject import Subject, against
@@ -21,7 +18,7 @@ from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.torch import TorchStage
 from export.exporter import export_stage
 from export.precision import Precision
-from export.stages import StageSpec, compared
+from export.stages import compared
 from ldlm import files
 from ldlm.errors import ConfigError
 from ldlm.model import LDLM
@@ -31,43 +28,10 @@ Array = NDArray[Any]
 CASE = (2, 64)
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """One stage in one half precision with some of its islands switched off.
-
-    Attributes:
-        weights: "given" or "stress".
-        off: the islands that are in half.
-        error: relative L2 from float32 PyTorch; infinite where the graph overflows.
-        autocast: the same of PyTorch's autocast.
-    """
-
-    stage: str
-    precision: str
-    weights: str
-    off: tuple[str, ...]
-    error: float
-    autocast: float
-
-    @property
-    def ratio(self) -> float:
-        """The error in units of autocast's."""
-        return self.error / self.autocast if self.autocast else math.inf
-
-    @property
-    def passed(self) -> bool:
-        """Whether the gate of the precision would hold."""
-        return self.ratio <= AUTOCAST_RATIO
-
-    def record(self) -> dict[str, Any]:
-        """For parity.json."""
-        return {**dataclasses.asdict(self), "ratio": self.ratio, "passed": self.passed}
-
-
 def ablate(
     model: LDLM,
     precisions: Sequence[str],
-    parts: Sequence[str],
+    chosen: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Ablation]:
     """Export every stage with each of its islands in half, alone and all together.
@@ -75,7 +39,7 @@ def ablate(
     Args:
         model: a checkpoint, float32.
         precisions: of these, the half ones.
-        parts: components.
+        chosen: components.
         progress: told what is being done.
 
     Raises:
@@ -84,10 +48,11 @@ def ablate(
     """
     rows = []
     half = half_ones(precisions)
-    for kind, weights in (("given", model), ("stress", stressed(model))):
+    copies: tuple[tuple[Checkpoint, LDLM], ...] = (("given", model), ("stress", stressed(model)))
+    for checkpoint, copy in copies:
         for name in half:
-            for part in parts:
-                rows += list(_stage(weights, kind, name, part, progress))
+            for component in chosen:
+                rows += list(_component(copy, checkpoint, name, component, progress))
     return rows
 
 
@@ -108,29 +73,32 @@ def half_ones(precisions: Sequence[str]) -> list[str]:
     return half
 
 
-def _stage(
-    model: LDLM, kind: str, precision: str, weights: str, progress: Callable[[str], None]
-) -> Iterator[Ablation]:
-    bench = Bench(model, kind, precision, weights)
-    islands = Precision.of(precision).islands(weights)
+def _component(
+    model: LDLM, checkpoint: Checkpoint, precision: str, component: str,
+    progress: Callable[[str], None],
+) -> Iterator[Ablation]:  # fmt: skip
+    bench = Bench(model, checkpoint, precision, component)
+    islands = Precision.of(precision).islands(component)
     for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
-        progress(f"{weights} {precision}, {kind} weights, without {' '.join(off) or 'nothing'}")
+        without = " ".join(off) or "nothing"
+        progress(f"{component} {precision}, {checkpoint} checkpoint, without {without}")
         yield bench.without(off)
 
 
 class Bench:
-    """One stage, its weights and inputs, and what float32 and autocast make of them."""
+    """One stage and its inputs, and what float32 and autocast make of them."""
 
-    def __init__(self, model: LDLM, kind: str, precision: str, weights: str) -> None:
-        self.spec: StageSpec = compared(weights)
-        self.model, self.kind, self.precision = model, kind, Precision.of(precision)
+    def __init__(self, model: LDLM, checkpoint: Checkpoint, precision: str, component: str) -> None:
+        self.spec = compared(component)
+        self.model, self.checkpoint, self.precision = model, checkpoint, Precision.of(precision)
         case = clamped(CASE, model.config)
         arrays = stage_inputs(self.spec, model.config, *case)
-        self.inputs = stress_inputs(self.spec, arrays) if kind == "stress" else arrays
+        self.inputs = stress_inputs(self.spec, arrays) if checkpoint == "stress" else arrays
         self.expected = TorchStage(model, self.spec)(*self.inputs)
         subject = Subject(
-            model, self.spec, self.precision, kind, {}, {case: self.inputs}, {case: self.expected}
-        )
+            model, self.spec, self.precision, checkpoint, {}, {case: self.inputs},
+            {case: self.expected},
+        )  # fmt: skip
         self.autocast = against(peer_outputs(subject)[case], self.expected).relative_l2
 
     def without(self, off: Sequence[str]) -> Ablation:
@@ -142,5 +110,5 @@ class Bench:
             got = EvaluatorStage(graph.path, self.spec, self.model.config)(*self.inputs)
         error = against(got, self.expected).relative_l2
         return Ablation(
-            self.spec.name, str(self.precision), self.kind, tuple(off), error, self.autocast
+            self.spec.name, str(self.precision), self.checkpoint, tuple(off), error, self.autocast
         )

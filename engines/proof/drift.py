@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from engines.artifacts.manifest import Manifest
 from engines.proof.baseline import runner, torchs_own
 from engines.proof.gates import DRIFT_FLOAT32, precision_limit
-from engines.proof.records import SAMPLER, Line
+from engines.proof.questions import SAMPLER, Question
+from engines.proof.records import Drift, Measurement
 from engines.runtime.torch import TorchStage
 from export.precision import Precision
 from export.stages import SAMPLED, stage
@@ -41,20 +42,20 @@ def drift(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
-    precisions: list[str],
+    precisions: Sequence[str],
     *,
     steps: int,
     length: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Line], dict[str, list[float]]]:
+) -> tuple[list[Measurement], list[Drift]]:
     """Sample texts per precision with the noise of seed 0, and compare with float32 PyTorch.
 
     Half precisions run in the evaluator, others in ONNX Runtime. All but float32 are held to what
     PyTorch's own means make of the same noise; see `engines.proof.baseline`.
 
     Returns:
-        Lines "drift" (float32: the root mean square over the steps of the estimates' relative L2;
-        others: its median over all steps, texts and positions) and "drift tokens" (the share of
+        DRIFT (float32: the root mean square over the steps of the estimates' relative L2;
+        others: its median over all steps, texts and positions) and DRIFT_TOKENS (the share of
         tokens that differ; all but float32's held to PyTorch's share), and the relative L2 at
         every step per precision.
     """
@@ -62,17 +63,18 @@ def drift(
     progress("sampler: reference")
     torch_stages = {name: TorchStage(model, stage(name)) for name in SAMPLED}
     reference = _run(model.config, torch_stages, request)
-    lines: list[Line] = []
-    curves: dict[str, list[float]] = {}
+    measurements: list[Measurement] = []
+    curves: list[Drift] = []
     for name in precisions:
         progress(f"sampler: {name}")
         precision = Precision.of(name)
         paths = {s: manifest.graph(name, s).verified(folder) for s in SAMPLED}
         runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
         run = _run(model.config, runtime, request)
-        curves[name] = _distances(run, reference)
+        curve = _distances(run, reference)
+        curves.append(Drift(name, tuple(curve)))
         if precision.is_float32:
-            measured = float(np.sqrt(np.mean(np.square(curves[name]))))
+            measured = float(np.sqrt(np.mean(np.square(curve))))
             limit, allowed = DRIFT_FLOAT32, 0.0
         else:
             own = {s: torchs_own(model, stage(s), precision) for s in SAMPLED}
@@ -81,11 +83,15 @@ def drift(
             limit = precision_limit(_typical(peer, reference))
             # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
             allowed = float(np.mean(peer.tokens != reference.tokens)) + 1 / length
-        where = (SAMPLER, name, "given")
-        lines.append(Line(*where, "drift", TEXTS, length, measured, limit))
         differ = float(np.mean(run.tokens != reference.tokens))
-        lines.append(Line(*where, "drift tokens", TEXTS, length, differ, allowed))
-    return lines, curves
+        for question, found, most in (
+            (Question.DRIFT, measured, limit),
+            (Question.DRIFT_TOKENS, differ, allowed),
+        ):
+            measurements.append(
+                Measurement(SAMPLER, name, "given", question, TEXTS, length, found, most)
+            )
+    return measurements, curves
 
 
 def _run(

@@ -1,11 +1,7 @@
 """The question about compiled engines: on this GPU, do they compute what PyTorch computes?
 
-engine          fp32: the engine = float32 PyTorch. half: held to the error of PyTorch's autocast on
-                the same inputs; token ids: PyTorch's choice but for near-ties. Of the denoiser, the
-                loop's two engines behind its interface. What is compared is the third run of a
-                case, which replays a captured CUDA graph.
-engine update   x_next = A x + B x0_hat + C eps in float32, as closely as float32 agrees, and
-                next_step = step + 1
+Of the denoiser, the loop's two engines behind its interface. What is compared is the third run of
+a case, which replays a captured CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,14 +23,15 @@ from engines.proof.gates import (
 )
 from engines.proof.inputs import stage_inputs
 from engines.proof.loop import LoopDenoiser
-from engines.proof.records import Line
+from engines.proof.questions import Question
+from engines.proof.records import Measurement
 from engines.proof.stage import other_choice, peer_outputs
 from engines.proof.subject import ALL, Case, Subject, pooled
 from engines.runtime.torch import TorchStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
 from export.precision import Precision
-from export.stages import LOOP, compared, compiled, components, stage
+from export.stages import LOOP, compared, compiled, stage
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -42,22 +39,23 @@ Array = NDArray[Any]
 RUNS = 3  # plain, captured, replayed
 
 
-def engine_lines(
+def engine_questions(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
     precisions: Sequence[str],
     runtime: TrtRuntime,
+    chosen: Sequence[str],
     cases: Sequence[Case],
     progress: Callable[[str], None],
-) -> Iterator[Line]:
-    """Compare the engines with the reference model, on the GPU of `runtime`.
+) -> Iterator[Measurement]:
+    """Compare the engines of the chosen components with the reference model, on this GPU.
 
     Raises:
         ArtifactError: an engine was not built, not for this GPU, or has changed.
         EngineRunError, StageInputError: it cannot be run.
     """
-    for component in components():
+    for component in chosen:
         names = compiled(component)
         if not names:
             continue
@@ -76,7 +74,7 @@ def engine_lines(
                 outputs = {case: _last_run(call, arrays) for case, arrays in inputs.items()}
             yield from _judge(subject, outputs, ids=stage(names[0]).outputs[0].dtype == "int64")
             if loop is not None:  # a device may contract the update
-                yield subject.line("engine update", ALL, loop.distance, FORMULA_L2)
+                yield subject.measurement(Question.ENGINE_UPDATE, ALL, loop.distance, FORMULA_L2)
 
 
 @contextlib.contextmanager
@@ -96,7 +94,7 @@ def _last_run(call: Callable[..., Array], arrays: tuple[Array, ...]) -> Array:
     return [call(*arrays) for _ in range(RUNS)][-1]
 
 
-def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Iterator[Line]:
+def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Iterator[Measurement]:
     if subject.precision.is_float32:
         limit = FORMULA_L2
         squares = np.concatenate([x.ravel() for x in subject.expected.values()]) ** 2
@@ -105,8 +103,8 @@ def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Ite
         theirs = pooled(peer_outputs(subject), subject.expected)
         limit, tie = precision_limit(theirs.relative_l2), NEAR_TIE_HALF * theirs.max_abs
     if not ids:
-        yield subject.line("engine", ALL, pooled(outputs, subject.expected), limit)
+        yield subject.measurement(Question.ENGINE, ALL, pooled(outputs, subject.expected), limit)
         return
     for case, chosen in outputs.items():
         wrong = other_choice(subject.expected[case], chosen, tie)
-        yield subject.line("engine", case, float(wrong.mean()), 0.0)
+        yield subject.measurement(Question.ENGINE, case, float(wrong.mean()), 0.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
+from engines.proof.records import IslandRecord, Source
 from export.precision import Precision
 from export.stages import StageSpec
 
@@ -82,7 +82,7 @@ def look(
     precision: Precision,
     *,
     tensorrt: bool = True,
-) -> list[dict[str, Any]]:
+) -> list[IslandRecord]:
     """One record per (source, operator): the dtype that the policy asks for and those found.
 
     Args:
@@ -93,7 +93,7 @@ def look(
     """
     records = []
     tensorrt = tensorrt and precision.runs_on("rtx")
-    sources = (
+    sources: tuple[tuple[Source, Counter[tuple[str, str]] | None, dict[str, str]], ...] = (
         ("onnx", from_file(path), ONNX_KINDS),
         ("tensorrt", from_tensorrt(path, spec) if tensorrt else None, TRT_KINDS),
     )
@@ -105,16 +105,6 @@ def look(
             if not counts:
                 continue
             expected = precision.dtype(spec.component, kind)
-            records.append(
-                {
-                    "stage": spec.name,
-                    "precision": str(precision),
-                    "source": source,
-                    "what": what,
-                    "count": sum(counts.values()),
-                    "expected": expected,
-                    "found": ", ".join(f"{n} {dtype}" for dtype, n in counts.items()),
-                    "passed": counts.keys() == {expected},
-                }
-            )
+            where = (spec.name, str(precision), source, what)
+            records.append(IslandRecord(*where, expected, counts))
     return records

@@ -1,14 +1,9 @@
-"""The graphs that passes make of the plain ones, held to the same reference and limits.
-
-loop      conditioning and denoiser_step, behind the denoiser's interface = float32 PyTorch
-update    x_next = A x + B x0_hat + C eps in float32, bit for bit, and next_step = step + 1
-loop file fp16: the loop's files in ONNX Runtime: they load and run
-"""
+"""The graphs that passes make of the plain ones, held to the same reference and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +11,13 @@ from numpy.typing import NDArray
 from engines.proof.baseline import runner
 from engines.proof.compare import compare
 from engines.proof.gates import precision_limit
+from engines.proof.questions import Question
+from engines.proof.records import Measurement
 from engines.proof.subject import ALL, Case, Subject, pooled
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import RuntimeStage, named
 from export.stages import LOOP, TABLE_STEPS, stage
 from ldlm.noise import NoiseStream
-
-if TYPE_CHECKING:
-    from engines.proof.records import Line
 
 Array = NDArray[Any]
 
@@ -83,7 +77,7 @@ class LoopDenoiser:
         return float(np.sqrt(wrong / whole))
 
 
-def float32_lines(subject: Subject) -> Iterator[Line]:
+def float32_questions(subject: Subject) -> Iterator[Measurement]:
     """Questions about float32 graphs, in ONNX Runtime."""
     config = subject.model.config
     stages = {
@@ -95,11 +89,13 @@ def float32_lines(subject: Subject) -> Iterator[Line]:
         loop = LoopDenoiser(*(stages[name] for name in LOOP))
         for case, arrays in subject.inputs.items():
             distance = compare(loop(*arrays), subject.expected[case])
-            yield subject.line("loop", case, distance, subject.exact_limit)
+            yield subject.measurement(Question.LOOP, case, distance, subject.exact_limit)
         yield _update(subject, loop)
 
 
-def rounded_lines(subject: Subject, peer: Mapping[Case, Array], in_ort: bool) -> Iterator[Line]:
+def rounded_questions(
+    subject: Subject, peer: Mapping[Case, Array], in_ort: bool
+) -> Iterator[Measurement]:
     """Questions about graphs with rounded products.
 
     Args:
@@ -123,13 +119,13 @@ def rounded_lines(subject: Subject, peer: Mapping[Case, Array], in_ort: bool) ->
     def outputs(graphs: LoopDenoiser) -> dict[Case, Array]:
         return {case: graphs(*subject.inputs[case]) for case in chosen}
 
-    yield subject.line("loop", ALL, pooled(outputs(loop), expected), limit)
+    yield subject.measurement(Question.LOOP, ALL, pooled(outputs(loop), expected), limit)
     yield _update(subject, loop)
     if in_ort:
         loaded = (OrtStage(subject.paths[name], stage(name), config) for name in LOOP)
         file = outputs(LoopDenoiser(*loaded))
-        yield subject.line("loop file", ALL, pooled(file, expected), limit)
+        yield subject.measurement(Question.LOOP_FILE, ALL, pooled(file, expected), limit)
 
 
-def _update(subject: Subject, loop: LoopDenoiser) -> Line:
-    return subject.line("update", ALL, loop.inexact / loop.elements, 0.0)
+def _update(subject: Subject, loop: LoopDenoiser) -> Measurement:
+    return subject.measurement(Question.UPDATE, ALL, loop.inexact / loop.elements, 0.0)

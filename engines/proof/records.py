@@ -1,166 +1,293 @@
-"""What the proof found: lines, their gates, and parity.json."""
+"""What the proof found, as typed records: the schema of parity.json.
+
+A number that is not finite is None here and null in JSON. A record that has a gate says in `passed`
+whether it holds: computed here, written for scripts, and compared with the record when it is read.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
-from engines.artifacts import ingredients
-from engines.artifacts.manifest import PARITY, GraphEntry, Manifest
-from engines.proof.gates import SIGNAL_LOST
-from ldlm import files
-from ldlm.errors import ArtifactError, ParityError
+import msgspec
+from msgspec import Meta
+from msgspec.structs import force_setattr
 
-if TYPE_CHECKING:
-    from engines.proof.compare import Comparison
+from engines.artifacts.manifest import PARITY
+from engines.proof.gates import AUTOCAST_RATIO, SIGNAL_LOST
+from engines.proof.questions import SAMPLER, Question
+from export.precision import ISLANDS, POLICIES, WITHOUT
+from export.stages import STAGES, components, stage
+from ldlm.errors import ParityError
 
-# Lists of records that name their precision; those that can fail.
-PARTS = ("lines", "islands", "taps", "self_test", "ablation")
-GATED = ("lines", "islands", "self_test")
-# Mappings from a precision.
-BY_PRECISION = ("made_from", "asked", "drift")
+# The version of parity.json's schema.
+SCHEMA = 1
+# The graph of the self-test that nobody may notice.
+UNDAMAGED = "none: undamaged"
 
-# The stage of the lines about the whole sampler.
-SAMPLER = "sampler"
+_STAGES = "|".join((*(spec.name for spec in STAGES), SAMPLER))
+StageName = Annotated[str, Meta(pattern=rf"^({_STAGES})\Z")]
+ComponentName = Annotated[str, Meta(pattern=rf"^({'|'.join((*components(), SAMPLER))})\Z")]
+_HALVES, _ISLANDS = (
+    "|".join(names) for names in ((n for n, p in POLICIES.items() if p.is_half), ISLANDS)
+)
+_EXPERIMENT = rf"({_HALVES}){WITHOUT}({_ISLANDS})(\+({_ISLANDS}))*"
+PrecisionName = Annotated[str, Meta(pattern=rf"^({'|'.join(POLICIES)}|{_EXPERIMENT})\Z")]
+TapName = Annotated[str, Meta(pattern=r"^(\d{1,4}\.)?[^.]+\Z")]
+Count = Annotated[int, Meta(ge=0)]
+Figure = Annotated[float, Meta(ge=0)] | None
+# The checkpoint as it was given, or a copy of it with outliers and large scores.
+Checkpoint = Literal["given", "stress"]
+# The ONNX file, or TensorRT's own network of it.
+Source = Literal["onnx", "tensorrt"]
 
 
-@dataclass(frozen=True)
-class Extra:
-    """What can be asked beyond the comparison of every graph.
+class Key(NamedTuple):
+    """What a record belongs to: a component, or SAMPLER, in a precision."""
 
-    Attributes:
-        stress: also export a stressed copy of the checkpoint, and prove that.
-        self_test: damage the graphs in every known way, and see who notices.
-        taps: compare every equation's intermediate.
-        ablate: measure every stage with each of its islands switched off.
-        sampler_steps: also sample with this many steps on every runtime; 0 leaves it out.
-        runtime: also compare the engines, on this TensorRT and the GPU at hand; "" leaves it out.
+    precision: str
+    component: str
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all records."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            force_setattr(self, name, _finite(getattr(self, name)))
+
+    @property
+    def key(self) -> Key:
+        """(precision, component) that it belongs to."""
+        name: str = getattr(self, "stage", SAMPLER)
+        return Key(
+            getattr(self, "precision", ""), name if name == SAMPLER else stage(name).component
+        )
+
+
+class Gated(Record, frozen=True, kw_only=True):
+    """A record with a gate.
+
+    Raises:
+        ValueError: `passed` is given, and is not what the record says.
     """
 
-    stress: bool = False
-    self_test: bool = False
-    taps: bool = False
-    ablate: bool = False
-    sampler_steps: int = 0
-    runtime: str = ""
+    passed: bool | None = None
 
-    def asked(self) -> list[str]:
-        """The names of what is asked."""
-        found = [name for name, value in dataclasses.asdict(self).items() if value is True]
-        found += [f"sampler_steps {self.sampler_steps}"] if self.sampler_steps else []
-        return found + ([f"engines on {self.runtime}"] if self.runtime else [])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        holds = self._holds()
+        if self.passed not in (None, holds):
+            raise ValueError("`passed` is not what the record says")
+        force_setattr(self, "passed", holds)
 
-
-NOTHING_MORE = Extra()
+    def _holds(self) -> bool:
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Line:
+class Distances(Record, frozen=True):
+    """All distances of an array from its reference; see `engines.proof.compare.Comparison`."""
+
+    max_abs: Figure
+    p99_abs: Figure
+    relative_l2: Figure
+    cosine: float | None
+    non_finite: Count
+    size: Count
+
+
+class Measurement(Gated, frozen=True):
     """One measurement and its gate.
 
     Attributes:
-        weights: "given", or "stress" for the stressed copy of the checkpoint.
-        question: what was asked; see `engines.proof.stage`.
         batch, length: the case; 0 and 0 where all cases were measured together.
         distance: what was measured; relative L2 unless the question says otherwise.
-        limit: what the gate allows.
+        limit: what the gate allows. What is not finite fails, and so does a limit that is not.
         detail: all distances, where arrays were compared.
         tensor: the intermediate it speaks of, where it is not the stage's output.
     """
 
-    stage: str
-    precision: str
-    weights: str
-    question: str
-    batch: int
-    length: int
-    distance: float
-    limit: float
-    detail: Comparison | None = None
+    stage: StageName
+    precision: PrecisionName
+    checkpoint: Checkpoint
+    question: Question
+    batch: Count
+    length: Count
+    distance: Figure
+    limit: Figure
+    detail: Distances | None = None
     tensor: str | None = None
 
-    @property
-    def passed(self) -> bool:
-        """Whether the gate holds. What is not finite fails, and so does a limit that is not."""
-        finite = math.isfinite(self.distance) and math.isfinite(self.limit)
-        return finite and self.distance <= self.limit
+    def _holds(self) -> bool:
+        return self.distance is not None and self.limit is not None and self.distance <= self.limit
 
+    @property
+    def share(self) -> float:
+        """How much of its limit it uses, or the distance if that is 0; not finite is the worst."""
+        if self.distance is None or self.limit is None:
+            return math.inf
+        return self.distance / self.limit if self.limit else self.distance
+
+    @property
     def where(self) -> str:
         """The tensor and the case, for messages."""
         case = f"batch {self.batch}, length {self.length}" if self.batch else "all cases"
         return f"{self.tensor} at {case}" if self.tensor else case
 
 
-def identity(entry: GraphEntry) -> str:
-    """What a line of the proof speaks of: the graph and the weights it reads."""
-    return f"{entry.graph.sha256}+{entry.data.sha256}"
-
-
-@dataclass
-class Parity:
-    """All lines, the islands that were looked at, and the graphs that both speak of.
+class IslandRecord(Gated, frozen=True):
+    """The dtype that a policy asks for, and those found (how often each), in one graph.
 
     Attributes:
-        drift: per precision, the sampler's distance from the reference at every step.
-        taps, self_test, ablation: records of what was asked besides; see `Extra`.
-        made_from: per precision, what the proof depends on; see
-            `engines.artifacts.ingredients.proof_ingredients`.
-        asked: per precision, what was asked besides.
+        source: who says so.
+        what: an operator of ONNX or a layer of TensorRT.
     """
 
-    lines: list[Line]
+    stage: StageName
+    precision: PrecisionName
+    source: Source
+    what: str
+    expected: str
+    found: dict[str, Count]
+
+    def _holds(self) -> bool:
+        return self.found.keys() == {self.expected}
+
+
+class TapReport(Record, frozen=True):
+    """Every equation of one stage; see `engines.proof.taps`.
+
+    Attributes:
+        case: (batch, length) of the inputs.
+        errors: relative L2 per tap, in the order of computation; empty if the file has other
+            operators than the model.
+        first: the first tap that stands out from all before it, if one does; or where the
+            operators begin to differ.
+    """
+
+    stage: StageName
+    precision: PrecisionName
+    about: Literal["formula", "rounding"]
+    case: tuple[Count, Count]
+    errors: Mapping[TapName, Figure]
+    first: str | None
+
+
+class Outcome(Gated, frozen=True):
+    """One damage, and which questions of the self-test noticed it.
+
+    A damage must be noticed; the undamaged graph must not be.
+    """
+
+    stage: StageName
+    precision: PrecisionName
+    damage: str
+    noticed_by: tuple[str, ...]
+
+    def _holds(self) -> bool:
+        return bool(self.noticed_by) != (self.damage == UNDAMAGED)
+
+
+class Ablation(Gated, frozen=True):
+    """One stage in one half precision with some of its islands switched off: no gate of the proof.
+
+    Attributes:
+        off: the islands that are in half.
+        error: relative L2 from float32 PyTorch; None where the graph overflows.
+        autocast: the same of PyTorch's autocast.
+    """
+
+    stage: StageName
+    precision: PrecisionName
+    checkpoint: Checkpoint
+    off: tuple[str, ...]
+    error: Figure
+    autocast: Figure
+
+    @property
+    def ratio(self) -> float:
+        """The error in units of autocast's."""
+        finite = self.error is not None and self.autocast
+        return self.error / self.autocast if finite else math.inf  # type: ignore[operator]
+
+    def _holds(self) -> bool:
+        return self.ratio <= AUTOCAST_RATIO
+
+
+class Drift(Record, frozen=True):
+    """The sampler's distance from the reference at every step, relative L2."""
+
+    precision: PrecisionName
+    errors: Annotated[tuple[Figure, ...], Meta(min_length=1)]
+
+
+class Scope(Record, frozen=True):
+    """What was proved: a component, or SAMPLER, in a precision.
+
+    Attributes:
+        graphs: identities of its stages' graphs; see `engines.proof.saved.identities`.
+        made_from: see `engines.artifacts.ingredients.proof_ingredients`.
+        asked: what was asked besides; see `ProofOptions.asked`.
+    """
+
+    precision: PrecisionName
+    component: ComponentName
     graphs: dict[str, str]
-    islands: list[dict[str, Any]] = field(default_factory=list)
-    drift: dict[str, list[float]] = field(default_factory=dict)
-    taps: list[dict[str, Any]] = field(default_factory=list)
-    self_test: list[dict[str, Any]] = field(default_factory=list)
-    ablation: list[dict[str, Any]] = field(default_factory=list)
-    made_from: dict[str, ingredients.Ingredients] = field(default_factory=dict)
-    asked: dict[str, list[str]] = field(default_factory=dict)
+    made_from: dict[str, str]
+    asked: tuple[str, ...] = ()
 
-    def failures(self) -> list[Line]:
-        """Lines whose gate does not hold."""
-        return [line for line in self.lines if not line.passed]
+    @property
+    def key(self) -> Key:
+        """(precision, component)."""
+        return Key(self.precision, self.component)
 
-    def document(self) -> dict[str, Any]:
-        """The content of parity.json. JSON has no infinity: what is not finite is null."""
-        lines = [{**dataclasses.asdict(line), "passed": line.passed} for line in self.lines]
-        document: dict[str, Any] = _finite(
-            {
-                "passed": True,
-                "graphs": self.graphs,
-                "made_from": self.made_from,
-                "asked": self.asked,
-                "lines": lines,
-                "islands": self.islands,
-                "drift": self.drift,
-                "taps": self.taps,
-                "self_test": self.self_test,
-                "ablation": self.ablation,
-            }
-        )
-        document["passed"] = _passed(document)
-        return document
 
-    def save(self, folder: Path, manifest: Manifest) -> dict[str, Any]:
-        """Write parity.json; lines of other precisions stay while their graphs are the same.
+class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
+    """All that was found, and of which graphs.
 
-        Returns:
-            What was written.
-        """
-        document = self.document()
-        with files.locked(folder):
-            old = read(folder)
-            if old is not None:
-                _keep_current(document, old, manifest)
-            text = json.dumps(document, indent=1, allow_nan=False)
-            files.write_whole(folder / PARITY, text.encode())
-        return document
+    It has passed if every gate holds and no precision lacks a component.
+    """
+
+    measurements: tuple[Measurement, ...] = ()
+    islands: tuple[IslandRecord, ...] = ()
+    taps: tuple[TapReport, ...] = ()
+    self_test: tuple[Outcome, ...] = ()
+    ablation: tuple[Ablation, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    scopes: tuple[Scope, ...] = ()
+
+    def _holds(self) -> bool:
+        known = {scope.key for scope in self.scopes}
+        whole = all((name, c) in known for name, _ in known for c in components())
+        return whole and all(record.passed for record in self.gated())
+
+    def gated(self) -> Iterator[Measurement | IslandRecord | Outcome]:
+        """The records whose gates must hold."""
+        yield from self.measurements
+        yield from self.islands
+        yield from self.self_test
+
+    def failures(self) -> list[Measurement]:
+        """Measurements whose gate does not hold."""
+        return [found for found in self.measurements if not found.passed]
+
+    def scope(self, precision: str, component: str) -> Scope | None:
+        """What was proved of a component, or of SAMPLER, in a precision."""
+        return next((s for s in self.scopes if s.key == (precision, component)), None)
+
+    def only(self, keys: Collection[tuple[str, str]]) -> Proof:
+        """The records of these (precision, component)."""
+        return Proof(*(tuple(r for r in records if r.key in keys) for records in self._parts()))
+
+    def merged(self, new: Proof) -> Proof:
+        """This proof with another one, which replaces what both have proved."""
+        old = self.only({s.key for s in self.scopes} - {s.key for s in new.scopes})
+        pairs = zip(old._parts(), new._parts(), strict=True)
+        return Proof(*(tuple(sorted(a + b, key=_place)) for a, b in pairs))
+
+    def _parts(self) -> list[tuple[Any, ...]]:
+        return [getattr(self, name) for name in self.__struct_fields__ if name != "passed"]
 
     def require_passed(self) -> None:
         """Fail on the first gate that does not hold, or on a damage that nobody noticed.
@@ -168,123 +295,62 @@ class Parity:
         Raises:
             ParityError: naming it.
         """
-        for line in self.failures():
-            overflow = not math.isfinite(line.limit)
-            other = overflow or line.limit == SIGNAL_LOST
+        for first in self.failures():
+            overflow = first.limit is None
+            other = overflow or first.limit == SIGNAL_LOST
             raise ParityError(
-                f"{len(self.failures())} of {len(self.lines)} parity lines fail; the first is "
-                f"'{line.question}' in {line.precision} on {line.weights} weights",
-                stage=line.stage,
-                tensor=line.where(),
-                expected="PyTorch's own error to be finite" if overflow else f"<= {line.limit:.3g}",
-                got="an overflow in it" if overflow else f"{line.distance:.3g}",
+                f"{len(self.failures())} of {len(self.measurements)} measurements fail; the first "
+                f"is '{first.question}' in {first.precision} on the {first.checkpoint} checkpoint",
+                stage=first.stage,
+                tensor=first.where,
+                expected="PyTorch's own error to be finite"
+                if overflow
+                else f"<= {first.limit:.3g}",
+                got="an overflow in it" if overflow else number(first.distance, digits=3),
                 remedy="use bf16 or fp32 for this checkpoint" if other else f"see {PARITY}",
             )
         for island in self.islands:
-            if not island["passed"]:
+            if not island.passed:
                 raise ParityError(
-                    f"an island is not there, says {island['source']}, in {island['precision']}",
-                    stage=island["stage"],
-                    tensor=island["what"],
-                    expected=island["expected"],
-                    got=island["found"],
+                    f"an island is not there, says {island.source}, in {island.precision}",
+                    stage=island.stage,
+                    tensor=island.what,
+                    expected=island.expected,
+                    got=counted(island.found),
                 )
-        missed = [outcome for outcome in self.self_test if not outcome["passed"]]
-        if missed:
+        missed = [outcome for outcome in self.self_test if not outcome.passed]
+        for outcome in missed:
             raise ParityError(
                 f"{len(missed)} of {len(self.self_test)} graphs of the self-test are judged wrong; "
-                f"the first is '{missed[0]['damage']}' in {missed[0]['precision']}",
-                stage=missed[0]["stage"],
+                f"the first is '{outcome.damage}' in {outcome.precision}",
+                stage=outcome.stage,
                 expected="every damage noticed, and no other graph",
-                got=", ".join(missed[0]["noticed_by"]) or "noticed by no question",
+                got=", ".join(outcome.noticed_by) or "noticed by no question",
             )
 
 
-def read(folder: Path) -> dict[str, Any] | None:
-    """parity.json, or None where nothing was verified.
-
-    Raises:
-        ArtifactError: it is damaged.
-    """
-    path = folder / PARITY
-    if not path.exists():
-        return None
-    text = files.read_text(path, ArtifactError, "proof")
-    try:
-        document: dict[str, Any] = json.loads(text)
-        known = {"passed", "graphs", *BY_PRECISION, *PARTS} <= document.keys()
-    except (json.JSONDecodeError, AttributeError):
-        known = False
-    if not known:
-        raise ArtifactError(f"{path} is damaged", remedy="remove it and run ldlm verify")
-    return document
+def number(value: float | None, digits: int = 2) -> str:
+    """A measurement in words."""
+    return "not finite" if value is None else f"{value:.{digits}g}"
 
 
-def identities(manifest: Manifest, precision: str) -> dict[str, str]:
-    """What a proof of a precision speaks of: `precision/stage` to identity."""
-    return {
-        f"{entry.precision}/{entry.stage}": identity(entry)
-        for entry in manifest.graphs
-        if entry.precision == precision
-    }
-
-
-def reasons(
-    document: dict[str, Any] | None, manifest: Manifest, precision: str, extra: Extra
-) -> tuple[str, ...]:
-    """Why a precision must be verified again; empty if the proof would say the same.
-
-    Args:
-        document: parity.json, as `read` gives it.
-        manifest: of the present files.
-        precision: which.
-        extra: what is asked now.
-    """
-    if extra.runtime:
-        return ("engines are compared whenever it is asked",)
-    if document is None or precision not in document["made_from"]:
-        return ("not verified yet",)
-    wanted = ingredients.proof_ingredients(
-        identities(manifest, precision), manifest.checkpoint, manifest.config
-    )
-    if changed := ingredients.changes(document["made_from"][precision], wanted):
-        return changed
-    asked = document["asked"][precision]
-    if missing := [name for name in extra.asked() if name not in asked]:
-        return (f"not asked yet: {', '.join(missing)}",)
-    items = [item for part in GATED for item in document[part] if item["precision"] == precision]
-    return () if all(item["passed"] for item in items) else ("a gate failed the last time",)
-
-
-def is_current(manifest: Manifest, graphs: dict[str, str], keys: Iterable[str]) -> bool:
-    """Whether a proof of `graphs` speaks of the present files under all these ingredients."""
-    present = {f"{e.precision}/{e.stage}": identity(e) for e in manifest.graphs}
-    return all(key in graphs and graphs[key] == present.get(key) for key in keys)
-
-
-def _keep_current(document: dict[str, Any], old: dict[str, Any], manifest: Manifest) -> None:
-    new = {key.partition("/")[0] for key in document["graphs"]}
-    kept = {
-        key: value
-        for key, value in old["graphs"].items()
-        if key.partition("/")[0] not in new and is_current(manifest, old["graphs"], [key])
-    }
-    precisions = {key.partition("/")[0] for key in kept}
-    document["graphs"].update(kept)
-    for part in BY_PRECISION:
-        document[part].update({p: d for p, d in old[part].items() if p in precisions})
-    for part in PARTS:
-        document[part] += [item for item in old[part] if item["precision"] in precisions]
-    document["passed"] = _passed(document)
-
-
-def _passed(document: dict[str, Any]) -> bool:
-    return all(item["passed"] for part in GATED for item in document[part])
+def counted(found: Mapping[str, int]) -> str:
+    """How often each dtype was found, in words."""
+    return ", ".join(f"{count} {dtype}" for dtype, count in found.items())
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_finite(item) for item in value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _place(record: Record) -> tuple[int, int, str]:
+    """By component, then by precision: in whichever order things were proved."""
+    base = record.key.precision.partition(WITHOUT)[0]
+    known = list(POLICIES)
+    rank = known.index(base) if base in known else len(known)
+    order = [*components(), SAMPLER]
+    return order.index(record.key.component), rank, record.key.precision

@@ -1,17 +1,4 @@
-"""The questions that are put to one stage in one precision.
-
-graph       fp32: the file in ONNX Runtime = float32 PyTorch.
-            half: the file in the evaluator, int8: in ONNX Runtime = the policy's module in PyTorch,
-            as far as two roundings can agree
-formula     half, int8: the file with rounding switched off = float32 PyTorch with the same rounded
-            weights, as closely as float32 agrees
-precision   half, int8: the file, as under "graph", against float32 PyTorch, held to the error of
-            PyTorch's autocast, or of its dynamic quantisation, on the same inputs
-file        fp16: the file in ONNX Runtime, which computes fp16 in float32: it loads and runs
-kl          half, int8: the token decoder's softmax, held to the same
-loop, update    the graphs derived from it: see `engines.proof.loop`
-tokens      the ids file = argmax of the logits file, and = PyTorch's choice but for near-ties
-"""
+"""The questions that are put to one stage in one precision; see `engines.proof.questions`."""
 
 from __future__ import annotations
 
@@ -39,7 +26,8 @@ from engines.proof.gates import (
     NEAR_TIE_HALF,
     precision_limit,
 )
-from engines.proof.records import Line
+from engines.proof.questions import Question
+from engines.proof.records import Measurement
 from engines.proof.subject import ALL, Case, Subject, against, pooled
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch import TorchStage
@@ -53,56 +41,59 @@ from ldlm.model import LDLM
 Array = NDArray[Any]
 
 
-def prove(subject: Subject) -> list[Line]:
+def prove(subject: Subject) -> list[Measurement]:
     """All questions about one subject."""
-    lines = _float32(subject) if subject.precision.is_float32 else _rounded(subject)
-    return list(lines)
+    found = _float32(subject) if subject.precision.is_float32 else _rounded(subject)
+    return list(found)
 
 
-def _float32(subject: Subject) -> Iterator[Line]:
-    stage = OrtStage(subject.paths["graph"], subject.spec, subject.model.config)
+def _float32(subject: Subject) -> Iterator[Measurement]:
+    stage = OrtStage(subject.paths[subject.spec.name], subject.spec, subject.model.config)
     outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
     for case, got in outputs.items():
-        yield subject.line("graph", case, compare(got, subject.expected[case]), subject.exact_limit)
-    yield from loop.float32_lines(subject)
-    if "ids" in subject.paths:
-        ids = OrtStage(subject.paths["ids"], _ids_spec(), subject.model.config)
+        distance = compare(got, subject.expected[case])
+        yield subject.measurement(Question.GRAPH, case, distance, subject.exact_limit)
+    yield from loop.float32_questions(subject)
+    if (ids_spec := subject.ids_spec) is not None:
+        ids = OrtStage(subject.paths[ids_spec.name], ids_spec, subject.model.config)
         for case, arrays in subject.inputs.items():
             reference = subject.expected[case]
             tie = NEAR_TIE_FLOAT32 * float(np.sqrt(np.mean(np.square(reference))))
             yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
 
 
-def _rounded(subject: Subject) -> Iterator[Line]:
+def _rounded(subject: Subject) -> Iterator[Measurement]:
     precision = subject.precision
     spec, model = subject.spec, subject.model
     module = policies.apply(spec.torch(model), spec.component, precision)
     yield from _formula(subject, policies.without_rounding(module))
 
     peer = peer_outputs(subject)
-    stage = runner(subject.paths["graph"], spec, model.config, precision)
+    path = subject.paths[spec.name]
+    stage = runner(path, spec, model.config, precision)
     policy = TorchStage(model, spec, module)
     outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
     with HalfProducts():
         same_policy = {case: policy(*arrays) for case, arrays in subject.inputs.items()}
     theirs = pooled(peer, subject.expected)
     error = theirs.relative_l2
-    yield subject.line("graph", ALL, pooled(outputs, same_policy), AGREEMENT_RATIO * error)
+    distance = pooled(outputs, same_policy)
+    yield subject.measurement(Question.GRAPH, ALL, distance, AGREEMENT_RATIO * error)
     limit = precision_limit(error)
-    yield subject.line("precision", ALL, pooled(outputs, subject.expected), limit)
+    yield subject.measurement(Question.PRECISION, ALL, pooled(outputs, subject.expected), limit)
     in_ort = precision.is_half and precision.runs_on("ort")
     if in_ort:
-        loaded = OrtStage(subject.paths["graph"], spec, model.config)
+        loaded = OrtStage(path, spec, model.config)
         file = {case: loaded(*arrays) for case, arrays in subject.inputs.items()}
-        yield subject.line("file", ALL, pooled(file, subject.expected), limit)
-    yield from loop.rounded_lines(subject, peer, in_ort)
-    if "ids" in subject.paths:
+        yield subject.measurement(Question.FILE, ALL, pooled(file, subject.expected), limit)
+    yield from loop.rounded_questions(subject, peer, in_ort)
+    if (ids_spec := subject.ids_spec) is not None:
         kl = {
             name: kl_divergence(subject.expected, got)
             for name, got in (("ours", outputs), ("theirs", peer))
         }
-        yield subject.line("kl", ALL, kl["ours"], KL_RATIO * kl["theirs"])
-        ids = runner(subject.paths["ids"], _ids_spec(), model.config, precision)
+        yield subject.measurement(Question.KL, ALL, kl["ours"], KL_RATIO * kl["theirs"])
+        ids = runner(subject.paths[ids_spec.name], ids_spec, model.config, precision)
         for case, arrays in subject.inputs.items():
             tie = NEAR_TIE_HALF * theirs.max_abs
             yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
@@ -152,11 +143,11 @@ def _log_softmax(x: Array) -> Array:
     return result
 
 
-def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float) -> Line:
+def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float) -> Measurement:
     """Share of ids that are not the logits' argmax, or differ from PyTorch's by no near-tie."""
     reference = subject.expected[case]
     wrong = (ids != logits.argmax(axis=-1)) | other_choice(reference, ids, tie)
-    return subject.line("tokens", case, float(wrong.mean()), 0.0)
+    return subject.measurement(Question.TOKENS, case, float(wrong.mean()), 0.0)
 
 
 def other_choice(reference: Array, ids: Array, tie: float) -> NDArray[np.bool_]:
@@ -166,14 +157,14 @@ def other_choice(reference: Array, ids: Array, tie: float) -> NDArray[np.bool_]:
     return different
 
 
-def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Line]:
+def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Measurement]:
     reference = TorchStage(subject.model, subject.spec, module)
     with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-        path = rounding_off(subject.paths["graph"], staging / "wide.onnx")
+        path = rounding_off(subject.paths[subject.spec.name], staging / "wide.onnx")
         wide = OrtStage(path, subject.spec, subject.model.config)
         for case, arrays in subject.inputs.items():
             distance = against(wide(*arrays), reference(*arrays))
-            yield subject.line("formula", case, distance, subject.exact_limit)
+            yield subject.measurement(Question.FORMULA, case, distance, subject.exact_limit)
 
 
 def rounding_off(path: Path, target: Path) -> Path:
@@ -199,9 +190,3 @@ def save_graph(graph: ir.Model, target: Path) -> Path:
     with files.disk_errors(target):
         ir.save(graph, target, external_data=f"{target.name}.data")
     return target
-
-
-def _ids_spec() -> StageSpec:
-    from export.stages import stage
-
-    return stage("token_decoder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 
 from engines.proof.compare import Comparison, compare
 from engines.proof.gates import FORMULA_L2
-from engines.proof.records import Line
+from engines.proof.questions import Question
+from engines.proof.records import Checkpoint, Distances, Measurement
 from export.precision import Precision
-from export.stages import StageSpec
+from export.stages import StageSpec, stage
 from ldlm.model import LDLM
 
 Array = NDArray[Any]
@@ -22,7 +24,7 @@ Array = NDArray[Any]
 Case = tuple[int, int]
 
 
-# In a line, in place of a case: measured over all of them together.
+# In place of a case: measured over all of them together.
 ALL: Case = (0, 0)
 
 
@@ -31,9 +33,8 @@ class Subject:
     """One stage in one precision, and what float32 PyTorch says about it.
 
     Attributes:
-        paths: the graph to compare under "graph", the token ids' graph under "ids", and what
-            `engines.proof.loop` asks of, by the stages' names.
-        weights: "given" or "stress", for the lines.
+        spec: the traced stage of a component.
+        paths: the graphs of the component's stages, by name.
         inputs, expected: per case.
         exact_limit: how far two float32 computations of the formula may be apart.
     """
@@ -41,18 +42,27 @@ class Subject:
     model: LDLM
     spec: StageSpec
     precision: Precision
-    weights: str
+    checkpoint: Checkpoint
     paths: Mapping[str, Path]
     inputs: Mapping[Case, tuple[Array, ...]]
     expected: Mapping[Case, Array]
     exact_limit: float = FORMULA_L2
 
-    def line(self, question: str, case: Case, distance: float | Comparison, limit: float) -> Line:
-        """A line about this subject."""
-        measured = distance.relative_l2 if isinstance(distance, Comparison) else distance
-        detail = distance if isinstance(distance, Comparison) else None
-        where = (self.spec.name, str(self.precision), self.weights, question)
-        return Line(*where, *case, measured, limit, detail)
+    def measurement(
+        self, question: Question, case: Case, found: float | Comparison, limit: float
+    ) -> Measurement:
+        """What was found about this subject."""
+        where = (self.spec.name, str(self.precision), self.checkpoint, question)
+        if not isinstance(found, Comparison):
+            return Measurement(*where, *case, found, limit)
+        detail = Distances(**dataclasses.asdict(found))
+        return Measurement(*where, *case, found.relative_l2, limit, detail)
+
+    @property
+    def ids_spec(self) -> StageSpec | None:
+        """The stage of the component that gives token ids, where its graph is there."""
+        specs = (stage(name) for name in self.paths)
+        return next((spec for spec in specs if spec.outputs[0].dtype == "int64"), None)
 
 
 def pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:

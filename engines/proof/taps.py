@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
@@ -21,7 +20,8 @@ from engines.artifacts.manifest import Manifest
 from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
 from engines.proof.inputs import clamped, stage_inputs
-from engines.proof.records import Line
+from engines.proof.questions import Question
+from engines.proof.records import Measurement, TapReport
 from engines.proof.stage import save_graph
 from engines.proof.subject import against
 from engines.runtime.ort import OrtStage
@@ -39,41 +39,12 @@ Array = NDArray[Any]
 CASE = (2, 17)
 
 
-@dataclass(frozen=True)
-class TapReport:
-    """One stage in one precision, one question.
-
-    Attributes:
-        case: (batch, length) of the inputs.
-        errors: relative L2 per tap, in the order of computation; empty if the file has other
-            operators than the model.
-        first: the first tap that stands out from all before it, if one does; or where the
-            operators begin to differ.
-    """
-
-    stage: str
-    precision: str
-    question: str
-    case: tuple[int, int]
-    errors: dict[str, float]
-    first: str | None
-
-    def line(self) -> Line | None:
-        """The gate: no equation of the formula may differ."""
-        if self.question != "formula":
-            return None
-        name = self.first or max(self.errors, key=lambda name: self.errors[name])
-        where = (self.stage, self.precision, "given", "taps")
-        error = self.errors.get(name, math.inf)
-        return Line(*where, *self.case, error, FORMULA_L2, tensor=name)
-
-
 def look(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
-    precisions: list[str],
-    parts: Sequence[str],
+    precisions: Sequence[str],
+    chosen: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[TapReport]:
     """Compare every tap of every stage.
@@ -82,19 +53,35 @@ def look(
 
     Args:
         folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
-        parts: components.
+        chosen: components.
 
     Raises:
         ArtifactError: a graph was not exported, or its files have changed.
     """
     reports = []
-    for part in parts:
-        spec = compared(part)
+    for component in chosen:
+        spec = compared(component)
         for name in precisions:
             entry = manifest.graph(name, spec.name)
-            progress(f"{part} {name}, taps")
+            progress(f"{component} {name}, taps")
             reports += _stage(entry.verified(folder), model, spec, name)
     return reports
+
+
+def measurement(report: TapReport) -> Measurement | None:
+    """The gate of a report on the formula: no equation may differ. Rounding has none."""
+    if report.about != "formula":
+        return None
+    name = report.first or max(report.errors, key=lambda tap: _worst(report.errors[tap]))
+    error = report.errors.get(name)
+    return Measurement(
+        report.stage, report.precision, "given", Question.TAPS, *report.case, error, FORMULA_L2,
+        tensor=name,
+    )  # fmt: skip
+
+
+def _worst(error: float | None) -> float:
+    return math.inf if error is None else error
 
 
 def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[TapReport]:
@@ -137,18 +124,18 @@ def torch_taps(
 def _report(
     spec: StageSpec,
     precision: str,
-    question: str,
+    about: Literal["formula", "rounding"],
     case: tuple[int, int],
     got: Mapping[str, Array],
     reference: Mapping[str, Array],
 ) -> TapReport:
     errors = {tap: against(got[tap], reference[tap]).relative_l2 for tap in reference}
     floor = FORMULA_L2 / STANDS_OUT
-    if question == "rounding":
+    if about == "rounding":
         dtype = Precision.of(precision).products
         floor = torch.finfo(getattr(torch, dtype)).eps
     first = first_to_stand_out(errors, floor)
-    return TapReport(spec.name, precision, question, case, errors, first)
+    return TapReport(spec.name, precision, about, case, errors, first)
 
 
 def first_to_stand_out(errors: Mapping[str, float], floor: float) -> str | None:

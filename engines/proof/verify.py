@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engines.artifacts import ingredients
 from engines.artifacts.manifest import Manifest
 from engines.proof import islands, taps
 from engines.proof.ablate import ablate, half_ones
 from engines.proof.drift import drift
 from engines.proof.gates import CASES
 from engines.proof.inputs import clamped, stage_inputs
-from engines.proof.records import NOTHING_MORE, Extra, Line, Parity, identities
+from engines.proof.questions import NOTHING_MORE, SAMPLER, ProofOptions
+from engines.proof.records import Checkpoint, Measurement, Proof, Scope
 from engines.proof.sabotage.selftest import require_policies, self_test
+from engines.proof.saved import identities, made_from
 from engines.proof.stage import float64_limit, prove
 from engines.proof.stress import stress_inputs, stressed
 from engines.proof.subject import Case, Subject
 from engines.runtime.torch import TorchStage
+from export.exporter import export_stage
 from export.precision import Precision
-from export.stages import MAX_BATCH, compared, components, stages_of
+from export.stages import compared, components, stages_of
 from ldlm import files
 from ldlm.model import LDLM
 from ldlm.sampler import SampleRequest
@@ -42,10 +43,11 @@ def verify(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
-    precisions: list[str],
+    precisions: Sequence[str],
     progress: Progress = lambda _: None,
-    extra: Extra = NOTHING_MORE,
-) -> Parity:
+    options: ProofOptions = NOTHING_MORE,
+    stages: Sequence[str] | None = None,
+) -> Proof:
     """Compare every graph of the given precisions with the reference model.
 
     Args:
@@ -53,124 +55,161 @@ def verify(
         model: the checkpoint they were made from, float32.
         precisions: which of the exported precisions.
         progress: told what is being done.
-        extra: what else to ask.
+        options: what else to ask.
+        stages: of which components, named by themselves or by a stage; None is all. The sampler
+            is one of them, "sampler". Partial proofs are joined by `Proof.merged`.
 
     Raises:
         ArtifactError: a graph was not exported, or its files have changed.
         ConfigError, SamplerError: something is asked that cannot be.
     """
-    _require_possible(manifest, precisions, extra)
-    parity = Parity([], {})
-    for name in precisions:
-        graphs = identities(manifest, name)
-        parity.graphs |= graphs
-        parity.made_from[name] = ingredients.proof_ingredients(
-            graphs, manifest.checkpoint, manifest.config
-        )
-        parity.asked[name] = extra.asked()
-    for weights in components():
+    chosen = options.components(stages)
+    _require_possible(manifest, precisions, chosen, options)
+    context = _Context(folder, manifest, model, progress, options)
+    tough = stressed(model) if options.stress and chosen != [SAMPLER] else None
+    proof = Proof()
+    for component in chosen:
+        if component == SAMPLER:
+            proof = proof.merged(context.sampler(precisions))
+            continue
         for name in precisions:
-            specs = stages_of(weights)
-            paths = {s.name: manifest.graph(name, s.name).verified(folder) for s in specs}
-            progress(f"{weights} {name}")
-            parity.lines += _prove(model, weights, name, paths, _cases(model, CASES), "given")
-            for spec in specs:
-                parity.islands += islands.look(paths[spec.name], spec, Precision.of(name))
-    if extra.stress:
-        parity.lines += _stress(folder, model, precisions, progress)
-    _ask_more(parity, folder, manifest, model, precisions, progress, extra)
-    return parity
+            proof = proof.merged(context.component(component, name, tough))
+    return proof
 
 
-def _require_possible(manifest: Manifest, precisions: list[str], extra: Extra) -> None:
-    """Refuse at once what would fail after minutes."""
-    for name in precisions:
-        for weights in components():
-            manifest.require_graphs(name, weights)
-    if extra.sampler_steps:
-        schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
-        step_table(SampleRequest.solver, schedule, schedule.grid(extra.sampler_steps))
-    if extra.self_test:
-        require_policies(precisions)
-    if extra.taps:
-        for name in precisions:
-            Precision.of(name).require_floats("the taps are")
-    if extra.ablate:
-        half_ones(precisions)
-    if extra.runtime:
-        for name in precisions:
-            Precision.of(name).require(extra.runtime)
-
-
-def _ask_more(
-    parity: Parity, folder: Path, manifest: Manifest, model: LDLM, precisions: list[str],
-    progress: Progress, extra: Extra,
-) -> None:  # fmt: skip
-    subject = (folder, manifest, model, precisions)
-    if extra.taps:
-        reports = taps.look(*subject, components(), progress)
-        parity.taps = [dataclasses.asdict(report) for report in reports]
-        parity.lines += [line for report in reports if (line := report.line()) is not None]
-    if extra.self_test:
-        parity.self_test = [outcome.record() for outcome in self_test(*subject, progress)]
-    if extra.sampler_steps:
-        length = min(SAMPLER_LENGTH, model.config.n_positions)
-        lines, parity.drift = drift(
-            *subject, steps=extra.sampler_steps, length=length, progress=progress
-        )
-        parity.lines += lines
-    if extra.runtime:
-        from engines.proof.engine import engine_lines
-        from engines.runtime.trt import TrtRuntime
-
-        runtime = TrtRuntime(extra.runtime)
-        # Engines are built for a batch of 8 unless asked otherwise; the cases' own are below that.
-        fitting = _cases(model, CASES, largest=max(batch for batch, _ in CASES))
-        parity.lines += engine_lines(*subject, runtime, fitting, progress)
-    if extra.ablate:
-        parity.ablation = [
-            row.record() for row in ablate(model, precisions, components(), progress)
-        ]
-
-
-def _prove(
+def measure(
     model: LDLM,
-    weights: str,
-    precision: str,
+    component: str,
+    precision: Precision,
     paths: Mapping[str, Path],
-    cases: list[Case],
-    kind: str,
-) -> list[Line]:
-    """All questions about one weights file; `paths` by the names of its stages."""
-    spec = compared(weights)
+    cases: Sequence[Case],
+    checkpoint: Checkpoint,
+) -> list[Measurement]:
+    """Put all questions to the graphs of one component.
+
+    Args:
+        model: the reference; for "stress", the stressed one that the graphs were made from.
+        component, precision: which.
+        paths: the component's graphs, by stage.
+        cases: (batch, length) of the inputs.
+        checkpoint: what `model` is.
+    """
+    spec = compared(component)
     reference = TorchStage(model, spec)
+    cases = list(dict.fromkeys(clamped(case, model.config) for case in cases))
     inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
-    if kind == "stress":
+    if checkpoint == "stress":
         inputs = {case: stress_inputs(spec, arrays) for case, arrays in inputs.items()}
     expected = {case: reference(*arrays) for case, arrays in inputs.items()}
-    names = {spec.name: "graph", "token_decoder": "ids"}
-    roles = {names.get(name, name): path for name, path in paths.items()}
-    subject = Subject(model, spec, Precision.of(precision), kind, roles, inputs, expected)
-    if kind == "stress":
+    subject = Subject(model, spec, precision, checkpoint, paths, inputs, expected)
+    if checkpoint == "stress":
         limit = float64_limit(model, spec, inputs, expected)
         subject = replace(subject, exact_limit=limit)
     return prove(subject)
 
 
-def _stress(folder: Path, model: LDLM, precisions: list[str], progress: Progress) -> list[Line]:
-    from export.exporter import export_stage
+def stress(
+    folder: Path, tough: LDLM, component: str, precision: str, progress: Progress
+) -> list[Measurement]:
+    """Export a component of a stressed model, inside the folder for a while, and measure that.
 
-    tough = stressed(model)
-    lines: list[Line] = []
+    Raises:
+        ExportError, DiskSpaceError: as the export.
+    """
+    progress(f"{component} {precision}, stress checkpoint")
+    with files.staging_folder(folder) as staging:
+        graphs = export_stage(tough, component, precision, staging)
+        paths = {graph.spec.name: graph.path for graph in graphs}
+        return measure(tough, component, Precision.of(precision), paths, STRESS_CASES, "stress")
+
+
+def _require_possible(
+    manifest: Manifest, precisions: Sequence[str], chosen: Sequence[str], options: ProofOptions
+) -> None:
+    """Refuse at once what would fail after minutes."""
     for name in precisions:
-        for weights in components():
-            progress(f"{weights} {name}, stress weights")
-            with files.staging_folder(folder) as staging:
-                graphs = export_stage(tough, weights, name, staging)
-                paths = {graph.spec.name: graph.path for graph in graphs}
-                lines += _prove(tough, weights, name, paths, _cases(model, STRESS_CASES), "stress")
-    return lines
+        for component in components() if SAMPLER in chosen else chosen:
+            manifest.require_graphs(name, component)
+    if SAMPLER in chosen:
+        schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
+        step_table(SampleRequest.solver, schedule, schedule.grid(options.sampler_steps))
+    if options.self_test:
+        require_policies(precisions)
+    if options.ablate:
+        half_ones(precisions)
+    for name in precisions:
+        if options.taps:
+            Precision.of(name).require_floats("the taps are")
+        if options.runtime:
+            Precision.of(name).require(options.runtime)
 
 
-def _cases(model: LDLM, cases: tuple[Case, ...], largest: int = MAX_BATCH) -> list[Case]:
-    return list(dict.fromkeys(clamped(case, model.config, largest) for case in cases))
+@dataclass(frozen=True)
+class _Context:
+    """What every part of a proof is given; see `verify`."""
+
+    folder: Path
+    manifest: Manifest
+    model: LDLM
+    progress: Progress
+    options: ProofOptions
+
+    def component(self, component: str, name: str, tough: LDLM | None) -> Proof:
+        """All that is asked of a component in a precision; of `tough` too, the stressed model."""
+        folder, manifest, model, progress, options = (
+            self.folder, self.manifest, self.model, self.progress, self.options,
+        )  # fmt: skip
+        subject = (folder, manifest, model, [name], [component])
+        scope = self._scope(name, component)
+        paths = {s: manifest.graph(name, s).verified(folder) for s in scope.graphs}
+        precision = Precision.of(name)
+        progress(f"{component} {name}")
+        found = measure(model, component, precision, paths, CASES, "given")
+        records = [
+            record
+            for spec in stages_of(component)
+            for record in islands.look(paths[spec.name], spec, precision)
+        ]
+        if tough is not None:
+            found += stress(folder, tough, component, name, progress)
+        reports = taps.look(*subject, progress) if options.taps else []
+        found += [line for report in reports if (line := taps.measurement(report)) is not None]
+        outcomes = self_test(*subject, progress) if options.self_test else []
+        if options.runtime:
+            found += self._engines(component, name)
+        ablated = options.ablate and precision.is_half
+        rows = ablate(model, [name], [component], progress) if ablated else []
+        return Proof(
+            measurements=tuple(found),
+            islands=tuple(records),
+            taps=tuple(reports),
+            self_test=tuple(outcomes),
+            ablation=tuple(rows),
+            scopes=(scope,),
+        )
+
+    def sampler(self, precisions: Sequence[str]) -> Proof:
+        """The whole sampler in every precision."""
+        length = min(SAMPLER_LENGTH, self.model.config.n_positions)
+        found, curves = drift(
+            self.folder, self.manifest, self.model, precisions,
+            steps=self.options.sampler_steps, length=length, progress=self.progress,
+        )  # fmt: skip
+        scopes = tuple(self._scope(name, SAMPLER) for name in precisions)
+        return Proof(measurements=tuple(found), drift=tuple(curves), scopes=scopes)
+
+    def _scope(self, precision: str, component: str) -> Scope:
+        graphs = identities(self.manifest, precision, component)
+        asked = self.options.asked(component)
+        return Scope(precision, component, graphs, made_from(self.manifest, graphs), asked)
+
+    def _engines(self, component: str, precision: str) -> Iterator[Measurement]:
+        from engines.proof.engine import engine_questions
+        from engines.runtime.trt import TrtRuntime
+
+        runtime = TrtRuntime(self.options.runtime)
+        subject = (self.folder, self.manifest, self.model, [precision])
+        # Engines are built for a batch of 8 unless asked otherwise; the cases' own are below that.
+        largest = max(batch for batch, _ in CASES)
+        cases = list(dict.fromkeys(clamped(case, self.model.config, largest) for case in CASES))
+        return engine_questions(*subject, runtime, [component], cases, self.progress)

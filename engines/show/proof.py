@@ -1,272 +1,220 @@
-"""Tables of the proof, from parity.json."""
+"""Tables of the proof; see `engines.proof.records`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
-from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from engines.proof.gates import AUTOCAST_RATIO, STANDS_OUT
-from engines.proof.records import SAMPLER
+from engines.proof.questions import SAMPLER
+from engines.proof.records import (
+    Ablation,
+    IslandRecord,
+    Measurement,
+    Outcome,
+    Proof,
+    TapReport,
+    counted,
+    number,
+)
+from engines.show.table import BAD, Cell, add_row, marked, table, verdict
 from export.equations import TAPS
-from export.precision import ISLANDS
-from export.stages import STAGES, components
-
-Document = dict[str, Any]
-
-# Questions about a formula; the others are about rounding.
-FORMULA = ("graph", "formula", "update", "engine update", "taps")
+from export.precision import ISLANDS, Precision
+from export.stages import components, stage
 
 
-def tables(parity: Document) -> Iterator[Table]:
-    """Every table that parity.json has something for; the four answers come last."""
-    yield islands_table(parity)
-    yield parity_table(parity)
-    for report in parity["taps"]:
+def tables(proof: Proof) -> Iterator[Table]:
+    """Every table that a proof has something for; the four answers come last."""
+    yield islands_table(proof)
+    yield parity_table(proof)
+    for report in proof.taps:
         yield taps_table(report)
-    for part, table in (
-        ("drift", drift_table), ("self_test", self_test_table), ("ablation", ablation_table),
-    ):  # fmt: skip
-        if parity[part]:
-            yield table(parity)
-    yield answers_table(parity)
+    if proof.drift:
+        yield drift_table(proof)
+    if proof.self_test:
+        yield self_test_table(proof)
+    if proof.ablation:
+        yield ablation_table(proof)
+    yield answers_table(proof)
 
 
-def parity_table(parity: dict[str, Any]) -> Table:
+def parity_table(proof: Proof) -> Table:
     """Every question per stage and precision: its worst case and the verdict."""
-    table = Table(
-        title="Parity against PyTorch",
-        caption=(
-            "graph: file = model of the same policy.  formula: file without rounding = model.\n"
-            f"precision: file against float32, held to {AUTOCAST_RATIO} x PyTorch's own.  "
-            "file: in ONNX Runtime.\n"
-            "kl: of the softmax, held to PyTorch's.  tokens: share that differs and is no "
-            "near-tie.\nengine: on the GPU at hand, held to the same limits"
-        ),
-    )
-    for column in (
-        "stage",
-        "precision",
-        "weights",
-        "question",
-        "cases",
-        "worst at",
-        "distance",
-        "limit",
-        "max abs",
-        "cosine",
-        "verdict",
-    ):
-        table.add_column(
-            column, justify="left" if column in ("stage", "weights", "question") else "right"
-        )
-    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
-    for line in parity["lines"]:
-        key = (line["stage"], line["precision"], line["weights"], line["question"])
-        groups.setdefault(key, []).append(line)
-    for (stage, precision, weights, question), lines in groups.items():
-        worst = max(lines, key=share_of_limit)
-        detail = worst["detail"] or {}
-        table.add_row(
-            stage,
-            precision,
-            weights,
-            question,
-            str(len(lines)),
-            f"{worst['batch']} x {worst['length']}" if worst["batch"] else "all",
-            number(worst["distance"]),
-            number(worst["limit"]),
-            number(detail.get("max_abs")) if detail else "",
-            "" if not detail else f"{detail['cosine']:.7f}",
-            "[green]pass[/]" if all(ln["passed"] for ln in lines) else "[red]FAIL[/]",
-        )
-    return table
+    questions = dict.fromkeys(found.question for found in proof.measurements)
+    made = table(
+        "Parity against PyTorch",
+        ("stage", "precision", "checkpoint", "question", ">cases", ">worst at", ">distance",
+         ">limit", ">max abs", ">cosine", "verdict"),
+        "\n".join(f"{question}: {question.text}" for question in questions),
+        dense=True,
+    )  # fmt: skip
+    groups: dict[tuple[str, ...], list[Measurement]] = defaultdict(list)
+    for found in proof.measurements:
+        where = (found.stage, found.precision, found.checkpoint, found.question)
+        groups[where].append(found)
+    for key, group in groups.items():
+        worst = max(group, key=lambda found: found.share)
+        detail = worst.detail
+        add_row(
+            made, *key, str(len(group)),
+            f"{worst.batch} x {worst.length}" if worst.batch else "all",
+            number(worst.distance), number(worst.limit),
+            number(detail.max_abs) if detail else "",
+            "" if detail is None or detail.cosine is None else f"{detail.cosine:.7f}",
+            verdict(all(found.passed for found in group)),
+        )  # fmt: skip
+    return made
 
 
-def islands_table(parity: dict[str, Any]) -> Table:
+def islands_table(proof: Proof) -> Table:
     """The dtypes that were found in the files and in TensorRT's networks of them."""
-    table = Table(title="Islands, from the ONNX file and from TensorRT's network of it")
-    precisions = list(dict.fromkeys(record["precision"] for record in parity["islands"]))
-    for column in ("stage", "source", "layer", *precisions):
-        table.add_column(column)
-    rows: dict[tuple[str, str, str], dict[str, str]] = {}
-    for record in parity["islands"]:
-        wrong = "" if record["passed"] else f" [red]FAIL: not {record['expected']}[/]"
-        key = (record["stage"], record["source"], record["what"])
-        rows.setdefault(key, {})[record["precision"]] = record["found"] + wrong
+    precisions = list(dict.fromkeys(record.precision for record in proof.islands))
+    made = table(
+        "Islands, from the ONNX file and from TensorRT's network of it",
+        ("stage", "source", "layer", *precisions),
+    )
+    rows: dict[tuple[str, str, str], dict[str, Cell]] = defaultdict(dict)
+    for record in proof.islands:
+        rows[record.stage, record.source, record.what][record.precision] = _found(record)
     for key, row in rows.items():
-        table.add_row(*key, *(row.get(precision, "") for precision in precisions))
-    return table
+        add_row(made, *key, *(row.get(precision, "") for precision in precisions))
+    return made
 
 
-def drift_table(parity: dict[str, Any]) -> Table:
+def _found(record: IslandRecord) -> Text:
+    wrong = "" if record.passed else f" FAIL: not {record.expected}"
+    return Text.assemble(counted(record.found), (wrong, BAD))
+
+
+def drift_table(proof: Proof) -> Table:
     """How far each precision's sampler is from the reference, at ten steps along the way."""
-    table = Table(title="The sampler's drift: relative L2 of x0_hat from float32 PyTorch")
-    table.add_column("precision")
-    steps = max(len(curve) for curve in parity["drift"].values())
+    steps = max(len(curve.errors) for curve in proof.drift)
     shown = sorted({round(i * (steps - 1) / 9) for i in range(10)})
-    for step in shown:
-        table.add_column(f"step {step + 1}", justify="right")
-    for precision, curve in parity["drift"].items():
-        table.add_row(precision, *(number(curve[s]) if s < len(curve) else "" for s in shown))
-    return table
+    made = table(
+        "The sampler's drift: relative L2 of x0_hat from float32 PyTorch, by step",
+        ("precision", *(f">{step + 1}" for step in shown)),
+    )
+    for curve in proof.drift:
+        cells = (number(curve.errors[s]) if s < len(curve.errors) else "" for s in shown)
+        add_row(made, curve.precision, *cells)
+    return made
 
 
-def self_test_table(parity: Document) -> Table:
+def self_test_table(proof: Proof) -> Table:
     """Every damage, and the questions that noticed it per precision."""
-    table = Table(title="Would we notice? Damaged graphs, and the questions that noticed")
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for outcome in parity["self_test"]:
-        noticed = ", ".join(outcome["noticed_by"]) or "nobody"
-        noticed = noticed if outcome["passed"] else f"[red]{noticed.upper()}[/]"
-        key = (outcome["stage"], outcome["damage"])
-        rows.setdefault(key, {})[outcome["precision"]] = noticed
-    precisions = list(dict.fromkeys(p for row in rows.values() for p in row))
-    for column in ("stage", "damage", *precisions):
-        table.add_column(column)
-    for (stage, damage), row in rows.items():
-        table.add_row(stage, damage, *(row.get(p, "") for p in precisions))
-    return table
+    precisions = list(dict.fromkeys(outcome.precision for outcome in proof.self_test))
+    made = table(
+        "Would we notice? Damaged graphs, and the questions that noticed",
+        ("stage", "damage", *precisions),
+    )
+    rows: dict[tuple[str, str], dict[str, Cell]] = defaultdict(dict)
+    for outcome in proof.self_test:
+        noticed = ", ".join(outcome.noticed_by) or "nobody"
+        shown = marked(noticed if outcome.passed else noticed.upper(), good=bool(outcome.passed))
+        rows[outcome.stage, outcome.damage][outcome.precision] = shown
+    for key, row in rows.items():
+        add_row(made, *key, *(row.get(precision, "") for precision in precisions))
+    return made
 
 
-def taps_table(report: Document) -> Table:
+def taps_table(report: TapReport) -> Table:
     """One stage in one precision: a row per equation, a column per block."""
-    taps = TAPS[next(spec.component for spec in STAGES if spec.name == report["stage"])]
-    errors: dict[str, float | None] = report["errors"]
+    errors, first = report.errors, report.first
     blocks = sorted({int(name.partition(".")[0]) for name in errors if "." in name})
-    first = report["first"]
-    verdict = (
-        "no equation stands out from those before it"
-        if first is None
-        else f"[red]first at {escape(first)}: more than {STANDS_OUT:.0f} times all before it[/]"
-        if errors
-        else f"[red]the file has other operators: {escape(first)}[/]"
+    finding = "no equation stands out from those before it"
+    if first is not None:
+        finding = f"first at {first}: more than {STANDS_OUT:.0f} times all before it"
+        finding = finding if errors else f"the file has other operators: {first}"
+    made = table(
+        f"Taps: {report.stage} {report.precision}, {report.about}",
+        ("tap", "equation", ">once", *(f">{block}" for block in blocks)),
+        Text.assemble("relative L2 from PyTorch; ", marked(finding, good=first is None)),
+        dense=True,
     )
-    table = Table(
-        title=f"Taps: {report['stage']} {report['precision']}, {report['question']}",
-        caption=f"relative L2 from PyTorch; {verdict}",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-    )
-    for column in ("tap", "equation", "once", *map(str, blocks)):
-        left = column in ("tap", "equation")
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
 
-    def cell(name: str) -> str:
-        text = number(errors[name], digits=0) if name in errors else "-"
-        return f"[red]{text}[/]" if name == first else text
+    def cell(name: str) -> Cell:
+        text = number(errors[name], digits=1) if name in errors else "-"
+        return marked(text, good=name != first)
 
+    taps = TAPS[stage(report.stage).component]
     for tap in taps.before:
-        table.add_row(tap.name, escape(tap.equation), cell(tap.name))
+        add_row(made, tap.name, tap.equation, cell(tap.name))
     for tap in taps.block:
         cells = [cell(f"{block}.{tap.name}") for block in blocks]
-        table.add_row(tap.name, escape(tap.equation), "", *cells)
+        add_row(made, tap.name, tap.equation, "", *cells)
     for tap in taps.after:
-        table.add_row(tap.name, escape(tap.equation), cell(tap.name))
-    return table
+        add_row(made, tap.name, tap.equation, cell(tap.name))
+    return made
 
 
-def ablation_table(parity: Document) -> Table:
+def ablation_table(proof: Proof) -> Table:
     """What each island buys: errors in units of autocast's."""
-    table = Table(
-        title="Islands switched off: error against float32, in units of PyTorch autocast's",
-        caption=f"each column is one island in half; the gate is {AUTOCAST_RATIO}; "
+    variants = ("none", *ISLANDS, "all")
+    made = table(
+        "Islands switched off: error against float32, in units of PyTorch autocast's",
+        ("stage", "checkpoint", "precision", ">autocast", *(f">{name}" for name in variants)),
+        f"each column is one island in half; the gate is {AUTOCAST_RATIO}; "
         "inf: the graph overflows",
     )
-    for column in ("stage", "weights", "precision", "autocast", "none", *ISLANDS, "all"):
-        left = column in ("stage", "weights", "precision")
-        table.add_column(column, justify="left" if left else "right")
-    groups: dict[tuple[str, str, str], dict[str, Document]] = {}
-    for row in parity["ablation"]:
-        off = row["off"]
-        name = "none" if not off else off[0] if len(off) == 1 else "all"
-        key = (row["stage"], row["weights"], row["precision"])
-        groups.setdefault(key, {})[name] = row
+    groups: dict[tuple[str, str, str], dict[str, Ablation]] = defaultdict(dict)
+    for row in proof.ablation:
+        name = "none" if not row.off else row.off[0] if len(row.off) == 1 else "all"
+        groups[row.stage, row.checkpoint, row.precision][name] = row
     for key, rows in groups.items():
-        cells = []
-        for name in ("none", *ISLANDS, "all"):
-            if name not in rows:
-                cells.append("-")
-                continue
-            ratio = "inf" if rows[name]["ratio"] is None else f"{rows[name]['ratio']:.3g}"
-            cells.append(ratio if rows[name]["passed"] else f"[red]{ratio}[/]")
-        table.add_row(*key, number(next(iter(rows.values()))["autocast"]), *cells)
-    return table
-
-
-def answers_table(parity: Document) -> Table:
-    """The four questions of the proof, one row per stage and precision."""
-    table = Table(
-        title="The four answers",
-        caption="errors as shares of their limits, the worst of each",
-    )
-    for column in (
-        "stage", "precision",
-        "computes the model?", "precise enough?", "islands there?", "would we notice?",
-    ):  # fmt: skip
-        table.add_column(column)
-    precisions = dict.fromkeys(line["precision"] for line in parity["lines"])
-    for weights in components():
-        stages = {spec.name for spec in STAGES if spec.component == weights}
-        for precision in precisions:
-            mine = {
-                part: [
-                    item
-                    for item in parity[part]
-                    if item["precision"] == precision and item["stage"] in stages
-                ]
-                for part in ("lines", "islands", "self_test")
-            }
-            exact = precision == "fp32"
-            of_formula = [x for x in mine["lines"] if exact or x["question"] in FORMULA]
-            of_rounding = [x for x in mine["lines"] if x not in of_formula]
-            table.add_row(
-                weights, precision, _worst(of_formula),
-                "it is the measure" if exact else _worst(of_rounding),
-                _count(mine["islands"], "dtypes"), _count(mine["self_test"], "judged right"),
-            )  # fmt: skip
-    for precision in precisions:
-        drift = [
-            line
-            for line in parity["lines"]
-            if (line["stage"], line["precision"]) == (SAMPLER, precision)
+        cells = [
+            marked(f"{rows[name].ratio:.3g}", good=bool(rows[name].passed)) if name in rows else "-"
+            for name in variants
         ]
-        if drift:
-            table.add_row(SAMPLER, precision, "", _worst(drift), "", "")
-    return table
+        add_row(made, *key, number(next(iter(rows.values())).autocast), *cells)
+    return made
 
 
-def _worst(lines: list[Document]) -> str:
-    if not lines:
+def answers_table(proof: Proof) -> Table:
+    """The four questions of the proof, one row per component and precision."""
+    made = table(
+        "The four answers",
+        ("component", "precision",
+         "computes the model?", "precise enough?", "islands there?", "would we notice?"),
+        "errors as shares of their limits, the worst of each",
+    )  # fmt: skip
+    precisions = dict.fromkeys(found.precision for found in proof.measurements)
+    for component in (*components(), SAMPLER):
+        for precision in precisions:
+            mine = proof.only({(precision, component)})
+            found = mine.measurements
+            if not found:
+                continue
+            if component == SAMPLER:
+                add_row(made, component, precision, "", _worst(found), "", "")
+                continue
+            exact = Precision.of(precision).is_float32
+            add_row(
+                made, component, precision,
+                _worst([m for m in found if exact or m.question.of_formula]),
+                "it is the measure" if exact
+                else _worst([m for m in found if not m.question.of_formula]),
+                _count(mine.islands, "dtypes"), _count(mine.self_test, "judged right"),
+            )  # fmt: skip
+    return made
+
+
+def _worst(found: Sequence[Measurement]) -> Cell:
+    if not found:
         return "not asked"
-    failed = [line for line in lines if not line["passed"]]
-    share = max(share_of_limit(line) for line in failed or lines)
+    failed = [each for each in found if not each.passed]
+    worst = max(failed or found, key=lambda each: each.share)
     if not failed:
-        return f"yes, {share:.2g} of the limit"
-    shown = f"{share:.2g} times the limit" if failed[0]["limit"] else f"{share:.2g} in place of 0"
-    return f"[red]NO: {len(failed)} of {len(lines)}, {shown}[/]"
+        return f"yes, {worst.share:.2g} of the limit"
+    limit = "times the limit" if worst.limit else "in place of 0"
+    return Text(f"NO: {len(failed)} of {len(found)}, {worst.share:.2g} {limit}", BAD)
 
 
-def _count(records: list[Document], what: str) -> str:
+def _count(records: Sequence[IslandRecord | Outcome], what: str) -> Cell:
     if not records:
         return "not asked"
-    held = sum(record["passed"] for record in records)
+    held = sum(bool(record.passed) for record in records)
     shown = f"{held} of {len(records)} {what}"
-    return f"yes, {shown}" if held == len(records) else f"[red]NO: {shown}[/]"
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """A measurement for a table; parity.json has null for what is not finite."""
-    if value is None:
-        return "not finite"
-    return f"{value:.{digits + 1}g}" if digits else f"{value:.0e}"
-
-
-def share_of_limit(line: dict[str, Any]) -> float:
-    """How much of its limit a line uses; what is not finite is the worst."""
-    if line["distance"] is None or line["limit"] is None:
-        return float("inf")
-    return float(line["distance"] / line["limit"] if line["limit"] else line["distance"])
+    return f"yes, {shown}" if held == len(records) else Text(f"NO: {shown}", BAD)

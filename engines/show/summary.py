@@ -1,92 +1,118 @@
-"""Tables for people: the account of a model and the summary of an artifacts folder."""
+"""Tables about an artifacts folder: what it holds, what could go, and what a file of it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
+from engines.artifacts.collect import Leftover
+from engines.artifacts.inspect import Document, flatten
 from engines.artifacts.manifest import EngineEntry, Manifest
 from engines.proof.gates import AUTOCAST_RATIO
-from engines.proof.records import is_current, read
-from engines.show.proof import number, share_of_limit
+from engines.proof.questions import Question
+from engines.proof.records import Proof, number
+from engines.proof.saved import Saved, is_current, read
+from engines.show.table import WARNING, Cell, add_row, marked, table
+from export.precision import Precision
 from export.stages import compiled, components, stages_of
-
-if TYPE_CHECKING:
-    pass
 
 MB = 1e6
 
 
 def summary_table(folder: Path, manifest: Manifest) -> Table:
-    """Stage, precision, sizes, targets, seconds, error of the graph and the verdict on it."""
-    parity = read(folder)
-    table = Table(
-        title=f"{manifest.name}: {folder}",
-        caption="error: the graph's worst relative L2 against "
-        f"float32 PyTorch; the limit of all but fp32 is {AUTOCAST_RATIO} times PyTorch's own",
+    """Component, precision, sizes, targets, seconds, error of the graph and the verdict on it."""
+    saved = read(folder)
+    caption = (
+        "error: the graph's worst relative L2 against float32 PyTorch; the limit of all but fp32 "
+        f"is {AUTOCAST_RATIO} times PyTorch's own"
     )
-    for column in ("stage", "precision", "ONNX MB", "engine MB", "targets"):
-        table.add_column(column, justify="right" if column.endswith("MB") else "left")
-    for column in ("seconds", "error", "limit", "graph"):
-        table.add_column(column, justify="right")
-    precisions = dict.fromkeys(entry.precision for entry in manifest.graphs)
-    for precision in precisions:
-        for weights in components():
-            for row in _summary_rows(manifest, precision, weights, parity):
-                table.add_row(*row)
-    return table
+    made = table(
+        f"{manifest.name}: {folder}",
+        ("component", "precision", ">ONNX MB", ">engine MB", "targets", ">seconds", ">error",
+         ">limit", ">graph"),
+        caption if saved.content else f"{caption}\n{saved.problem}",
+    )  # fmt: skip
+    for precision in dict.fromkeys(entry.precision for entry in manifest.graphs):
+        for component in components():
+            for row in _rows(manifest, precision, component, saved):
+                add_row(made, *row)
+    return made
 
 
-def _summary_rows(
-    manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
-) -> Iterator[list[str]]:
-    """A row per target of a graph's engines, or one that says that there is none."""
-    graph = manifest.find_graph(precision, weights)
-    if graph is None:
+def _rows(
+    manifest: Manifest, precision: str, component: str, saved: Saved[Proof]
+) -> Iterator[list[Cell]]:
+    """A row per target of a component's engines, or one that says that there is none."""
+    found = [manifest.find_graph(precision, s.name) for s in stages_of(component)]
+    graphs = [graph for graph in found if graph is not None]
+    if not graphs:
         return
-    graphs = [manifest.find_graph(precision, s.name) for s in stages_of(weights)]
-    parts = {f.path: f.bytes for g in graphs if g is not None for f in (g.graph, g.data)}
-    size = f"{sum(parts.values()) / MB:,.1f}"
-    proof = parity_summary(manifest, precision, weights, parity)
-    names = compiled(weights)
+    files = {f.path: f.bytes for g in graphs for f in (g.graph, g.data)}
+    size = f"{sum(files.values()) / MB:,.1f}"
+    seconds = max(graph.seconds for graph in graphs)
+    proof = verdict(manifest, precision, component, saved.content or Proof())
+    names = compiled(component)
     mine = [e for e in manifest.engines if e.precision == precision and e.stage in names]
     if not mine:
-        yield [weights, precision, size, "-", "none built", f"{graph.seconds:.1f}", *proof]
+        yield [component, precision, size, "-", "none built", f"{seconds:.1f}", *proof]
     for target in dict.fromkeys(entry.target for entry in mine):
         built = [e for e in mine if e.target == target]
         yield [
-            weights, precision, size, f"{sum(e.engine.bytes for e in built) / MB:,.1f}",
-            "\n".join(_where(target, names, built)),
-            f"{graph.seconds + sum(e.seconds for e in built):.1f}", *proof,
+            component, precision, size, f"{sum(e.engine.bytes for e in built) / MB:,.1f}",
+            Text("\n").join(_where(target, names, built)),
+            f"{seconds + sum(e.seconds for e in built):.1f}", *proof,
         ]  # fmt: skip
 
 
-def _where(target: str, names: Sequence[str], built: Sequence[EngineEntry]) -> Iterator[str]:
+def _where(target: str, names: Sequence[str], built: Sequence[EngineEntry]) -> Iterator[Text]:
     """Where the engines of a target run together, and what they lack."""
     sms = [sm for sm in built[0].sms if all(sm in entry.sms for entry in built)]
-    yield " ".join((target, *(sm.removeprefix("sm") for sm in sms)))
+    yield Text(" ".join((target, *(sm.removeprefix("sm") for sm in sms))))
     refused = {sm: reason for entry in reversed(built) for sm, reason in entry.refused.items()}
-    yield from (f"[yellow]not {sm}[/]: {reason}" for sm, reason in refused.items())
-    missing = sorted(set(names) - {entry.stage for entry in built})
-    yield from (f"[yellow]not built[/]: {name}" for name in missing)
+    for sm, reason in refused.items():
+        yield Text.assemble((f"not {sm}", WARNING), f": {reason}")
+    for name in sorted(set(names) - {entry.stage for entry in built}):
+        yield Text.assemble(("not built", WARNING), f": {name}")
 
 
-def parity_summary(
-    manifest: Manifest, precision: str, weights: str, parity: dict[str, Any] | None
-) -> tuple[str, str, str]:
-    """(worst error, its limit, verdict) of the parity lines that speak of the present graphs."""
-    stages = [spec.name for spec in stages_of(weights)]
-    keys = [f"{precision}/{name}" for name in stages]
-    if parity is None or not is_current(manifest, parity["graphs"], keys):
-        return "-", "-", "[yellow]not verified[/]"
-    lines = [ln for ln in parity["lines"] if ln["precision"] == precision and ln["stage"] in stages]
-    lines += [i for i in parity["islands"] if i["precision"] == precision and i["stage"] in stages]
-    asked = "graph" if precision == "fp32" else "precision"
-    distances = [ln for ln in lines if ln.get("question") == asked and ln["weights"] == "given"]
-    worst = max(distances, key=share_of_limit)
-    failed = [ln for ln in lines if not ln["passed"]]
-    verdict = f"[red]{len(failed)} of {len(lines)} fail[/]" if failed else "[green]pass[/]"
-    return number(worst["distance"]), number(worst["limit"]), verdict
+def verdict(
+    manifest: Manifest, precision: str, component: str, proof: Proof
+) -> tuple[str, str, Text]:
+    """(worst error, its limit, verdict) of a component, if the proof is of the present graphs."""
+    scope = proof.scope(precision, component)
+    if scope is None or not is_current(scope, manifest):
+        return "-", "-", Text("not verified", WARNING)
+    mine = proof.only({scope.key})
+    gated = list(mine.gated())
+    failed = sum(not record.passed for record in gated)
+    shown = (
+        marked(f"{failed} of {len(gated)} fail", good=False) if failed else Text("pass", "green")
+    )
+    exact = Precision.of(precision).is_float32
+    asked = Question.GRAPH if exact else Question.PRECISION
+    found = [m for m in mine.measurements if (m.question, m.checkpoint) == (asked, "given")]
+    if not found:
+        return "-", "-", shown
+    worst = max(found, key=lambda each: each.share)
+    return number(worst.distance), number(worst.limit), shown
+
+
+def leftovers_table(folder: Path, found: Iterable[Leftover], *, deleted: bool) -> Table:
+    """What can go, or went, from a folder, and why."""
+    made = table("deleted" if deleted else "would be deleted with --delete", ("file", ">MB", "why"))
+    for item in found:
+        path = item.path.relative_to(folder).as_posix()
+        add_row(made, path, f"{item.bytes / MB:,.1f}", item.reason)
+    return made
+
+
+def description_table(path: Path, document: Document) -> Table:
+    """A document about a folder or a file; see `engines.artifacts.inspect.describe`."""
+    made = table(str(path), ("", ""))
+    made.show_header = False
+    for row in flatten(document):
+        add_row(made, *row)
+    return made

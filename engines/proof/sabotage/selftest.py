@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +15,8 @@ from engines.proof import islands
 from engines.proof.compare import compare
 from engines.proof.gates import FORMULA_L2
 from engines.proof.inputs import clamped, stage_inputs
+from engines.proof.questions import Question
+from engines.proof.records import UNDAMAGED, Outcome
 from engines.proof.sabotage.damages import DAMAGES, Damage
 from engines.proof.stage import rounding_off
 from engines.runtime.ort import OrtStage
@@ -32,33 +31,14 @@ from ldlm.errors import ArtifactError, ConfigError, GraphCheckError
 from ldlm.model import LDLM
 
 CASE = (2, 17)
-UNDAMAGED = "none: undamaged"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One damage in one precision, and which questions noticed it."""
-
-    damage: str
-    stage: str
-    precision: str
-    noticed_by: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        """A damage must be noticed; the undamaged graph must not be."""
-        return bool(self.noticed_by) != (self.damage == UNDAMAGED)
-
-    def record(self) -> dict[str, Any]:
-        """For parity.json."""
-        return {**dataclasses.asdict(self), "passed": self.passed}
 
 
 def self_test(
     folder: Path,
     manifest: Manifest,
     model: LDLM,
-    precisions: list[str],
+    precisions: Sequence[str],
+    chosen: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Outcome]:
     """Damage the exported graphs, one fault at a time, and put the questions to each.
@@ -68,6 +48,7 @@ def self_test(
 
     Args:
         folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
+        chosen: components.
 
     Raises:
         ArtifactError: a damage finds nothing to damage.
@@ -76,14 +57,15 @@ def self_test(
     require_policies(precisions)
     outcomes = []
     for name in precisions:
-        for stage_name in dict.fromkeys(damage.stage for damage in DAMAGES):
+        stages = dict.fromkeys(damage.stage for damage in DAMAGES)
+        for stage_name in (s for s in stages if stage(s).component in chosen):
             bench = _Bench(folder, manifest, model, name, stage_name)
             progress(f"self-test {name} {stage_name}")
             outcomes += list(bench.run())
     return outcomes
 
 
-def require_policies(precisions: list[str]) -> None:
+def require_policies(precisions: Sequence[str]) -> None:
     """Refuse experiments, where what a damage would turn to half may be half, and integers.
 
     Raises:
@@ -123,22 +105,22 @@ class _Bench:
                 for damage in (intact, *DAMAGES):
                     if damage.stage == self.spec.name:
                         noticed = self._noticed(beside, wide, damage)
-                        yield Outcome(damage.name, damage.stage, str(self.precision), noticed)
+                        yield Outcome(damage.stage, str(self.precision), damage.name, noticed)
             finally:
                 beside.unlink(missing_ok=True)
 
     def _noticed(self, beside: Path, wide: Path, damage: Damage) -> tuple[str, ...]:
         damaged = self._damaged(self.path, damage, beside)
-        found = []
+        found: list[str] = []
         try:
             check_graph(damaged, self.spec, self.model.config, self.module, self.precision, OPSET)
         except GraphCheckError:
             found.append("checks")
         records = islands.look(damaged, self.spec, self.precision, tensorrt=False)
-        if not all(record["passed"] for record in records):
+        if not all(record.passed for record in records):
             found.append("islands")
         if self._formula_differs(self._damaged(wide, damage, wide.with_name("damaged.onnx"))):
-            found.append("graph" if self.precision.is_float32 else "formula")
+            found.append(Question.GRAPH if self.precision.is_float32 else Question.FORMULA)
         return tuple(found)
 
     def _damaged(self, source: Path, damage: Damage, target: Path) -> Path:

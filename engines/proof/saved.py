@@ -1,0 +1,127 @@
+"""parity.json: read, merged and written, and whether what it says still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from engines.artifacts import ingredients
+from engines.artifacts.manifest import PARITY, GraphEntry, Manifest
+from engines.proof.questions import SAMPLER, ProofOptions
+from engines.proof.records import Proof, Scope
+from export.stages import SAMPLED, stages_of
+from ldlm import files
+
+T = TypeVar("T")
+
+
+class Saved(NamedTuple, Generic[T]):
+    """What a file holds, or None and why."""
+
+    content: T | None
+    problem: str
+
+
+def read_json(path: Path, schema: type[T], missing: str) -> Saved[T]:
+    """A JSON file of a schema; whatever else is there is a problem in words, never an error."""
+    if not path.exists():
+        return Saved(None, missing)
+    try:
+        return Saved(msgspec.json.decode(path.read_bytes(), type=schema), "")
+    except (OSError, ValueError, RecursionError) as error:
+        return Saved(None, f"{missing}: {path.name} cannot be used: {error}")
+
+
+def write_json(path: Path, content: msgspec.Struct) -> None:
+    """Write a record, whole or not at all.
+
+    Raises:
+        DiskSpaceError, OSError: it cannot be written.
+    """
+    with files.disk_errors(path):
+        files.write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
+
+
+def read(folder: Path) -> Saved[Proof]:
+    """parity.json."""
+    return read_json(folder / PARITY, Proof, "not verified yet")
+
+
+def save(folder: Path, manifest: Manifest, new: Proof) -> Proof:
+    """Write a proof to parity.json; what else was proved stays while its graphs are the same.
+
+    Returns:
+        What was written.
+
+    Raises:
+        DiskSpaceError, OSError: it cannot be written.
+    """
+    with files.locked(folder):
+        proof = current(read(folder).content or Proof(), manifest).merged(new)
+        write_json(folder / PARITY, proof)
+    return proof
+
+
+def current(proof: Proof, manifest: Manifest) -> Proof:
+    """Of a proof, what speaks of the present graphs."""
+    return proof.only({scope.key for scope in proof.scopes if is_current(scope, manifest)})
+
+
+def is_current(scope: Scope, manifest: Manifest) -> bool:
+    """Whether it speaks of the present graphs."""
+    return scope.graphs == identities(manifest, scope.precision, scope.component)
+
+
+def identity(entry: GraphEntry) -> str:
+    """What a measurement speaks of: the graph and the weights it reads."""
+    return f"{entry.graph.sha256}+{entry.data.sha256}"
+
+
+def identities(manifest: Manifest, precision: str, component: str) -> dict[str, str]:
+    """The identities of the graphs of a component, or of SAMPLER, in a precision, by stage."""
+    names = SAMPLED if component == SAMPLER else [spec.name for spec in stages_of(component)]
+    entries = {name: manifest.find_graph(precision, name) for name in names}
+    return {name: identity(entry) for name, entry in entries.items() if entry is not None}
+
+
+def made_from(manifest: Manifest, graphs: Mapping[str, str]) -> ingredients.Ingredients:
+    """All that a proof of these graphs depends on, beside what was asked."""
+    return ingredients.proof_ingredients(graphs, manifest.checkpoint, manifest.config)
+
+
+def reasons(
+    saved: Saved[Proof],
+    manifest: Manifest,
+    precision: str,
+    options: ProofOptions,
+    stages: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Why a precision must be verified again; empty if the proof would say the same.
+
+    Args:
+        saved: parity.json, as `read` gives it.
+        manifest: of the present files.
+        precision: which.
+        options: what is asked now.
+        stages: of which components; see `ProofOptions.components`.
+    """
+    if options.runtime:
+        return ("engines are compared whenever it is asked",)
+    proof = saved.content or Proof()
+    wanted = options.components(stages)
+    if not any(proof.scope(precision, component) for component in wanted):
+        return (saved.problem or "not verified yet",)
+    for component in wanted:
+        scope = proof.scope(precision, component)
+        if scope is None:
+            return (f"not verified yet: {component}",)
+        present = made_from(manifest, identities(manifest, precision, component))
+        if changed := ingredients.changes(scope.made_from, present):
+            return changed
+        if missing := [name for name in options.asked(component) if name not in scope.asked]:
+            return (f"not asked yet: {', '.join(missing)}",)
+    mine = [r for r in proof.gated() if r.key.precision == precision and r.key.component in wanted]
+    return () if all(record.passed for record in mine) else ("a gate failed the last time",)

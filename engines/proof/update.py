@@ -1,0 +1,117 @@
+"""A folder's proof brought up to date: what has changed since it passed is measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.artifacts import folder as folders
+from engines.artifacts.digests import Digests
+from engines.artifacts.manifest import Manifest
+from engines.memory import measured
+from engines.proof.questions import NOTHING_MORE, ProofOptions
+from engines.proof.records import Proof
+from engines.proof.saved import current, read, reasons, save
+from export.precision import Precision
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a folder's proof has become; nothing is written yet.
+
+    Attributes:
+        proof: all of it: what was measured now, and what stands from before.
+        new: what was measured now, or None where nothing has changed.
+        run: wall seconds and peak memory of that.
+    """
+
+    folder: Path
+    proof: Proof
+    new: Proof | None
+    run: dict[str, float]
+
+    def save(self) -> None:
+        """Write parity.json, and note the run in the manifest.
+
+        Raises:
+            DiskSpaceError, OSError: it cannot be written.
+        """
+        if self.new is None:
+            return
+        with folders.updated(self.folder) as manifest:
+            manifest.runs["verify"] = self.run
+        save(self.folder, manifest, self.new)
+
+    def require_passed(self) -> None:
+        """Fail on the first gate that does not hold in what was measured now.
+
+        Raises:
+            ParityError: naming it.
+        """
+        if self.new is not None:
+            self.new.require_passed()
+
+
+def update(
+    folder: Path,
+    checkpoint: Path,
+    precisions: Sequence[str] | None = None,
+    options: ProofOptions = NOTHING_MORE,
+    *,
+    stages: Sequence[str] | None = None,
+    again: bool = False,
+    progress: Told = lambda _: None,
+    say: Told = lambda _: None,
+) -> Update:
+    """Verify what has changed since it passed; `Update.save` writes it.
+
+    Args:
+        folder: the artifacts.
+        checkpoint: what they were made from.
+        precisions: which; None is every exported one that is fit for what is asked.
+        options, stages: see `engines.proof.verify.verify`.
+        again: also measure what has not changed.
+        progress: told what is being done.
+        say: told what is decided, and why.
+
+    Raises:
+        ArtifactError, CheckpointError: the folder or the checkpoint is not usable.
+        ConfigError, SamplerError: something is asked that cannot be.
+    """
+    manifest = folders.load(folder)
+    digests = Digests(folder)
+    folders.require_origin(manifest, checkpoint, digests.of)
+    digests.save()
+    saved = read(folder)
+    stale = []
+    for name in _fit(manifest, options, say) if precisions is None else precisions:
+        why = ("asked again",) if again else reasons(saved, manifest, name, options, stages)
+        if why:
+            stale.append(name)
+            say(f"verify {name}: {'; '.join(why)}")
+    before = current(saved.content or Proof(), manifest)
+    if not stale:
+        say("nothing has changed since this was verified (ldlm verify --again measures anew)")
+        return Update(folder, before, None, {})
+    from engines.proof.verify import verify
+    from ldlm.model import LDLM
+
+    with measured() as run:
+        model = LDLM.from_checkpoint(checkpoint)
+        new = verify(folder, manifest, model, stale, progress, options, stages)
+    return Update(folder, before.merged(new), new, run)
+
+
+def _fit(manifest: Manifest, options: ProofOptions, say: Told) -> list[str]:
+    """Every exported precision that is fit for what is asked; who is left out is said."""
+    found = manifest.precisions()
+    if not (options.self_test or options.taps or options.runtime):
+        return found
+    floats = [name for name in found if not Precision.of(name).is_integer]
+    left_out = [name for name in found if name not in floats]
+    if floats and left_out:
+        say(f"left out: {', '.join(left_out)}, which this is not for")
+    return floats or found
