@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from engines.artifacts.ingredients import Decision
+    from engines.proof.questions import ProofOptions
+    from engines.proof.records import Proof
 
 __all__ = ["Artifacts", "SampleRequest", "Sampler", "SamplerRun", "Samples", "Step"]
 
@@ -208,6 +210,48 @@ class Artifacts:
         ranges = profiles(self.config, names, batch, length)
         made = chosen_target(target, sms, unfused=unfused)
         return build_artifacts(self.folder, chosen, made, ranges, progress)
+
+    def verify(
+        self,
+        checkpoint: str | Path,
+        precisions: Sequence[str | Precision] | None = None,
+        *,
+        stages: Sequence[str] | None = None,
+        options: ProofOptions | None = None,
+        again: bool = False,
+        progress: Callable[[str], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Proof:
+        """Verify what has changed since it passed; parity.json is written, and then judged.
+
+        Args:
+            checkpoint: what the artifacts were made from.
+            precisions: None is every exported one.
+            stages: names of stages or components; None is all.
+            options, again, progress, say: see `engines.proof.update.update`.
+
+        Returns:
+            All of the folder's proof.
+
+        Raises:
+            ParityError: a gate does not hold in what was measured now.
+        """
+        from engines.proof.questions import NOTHING_MORE
+        from engines.proof.update import update
+
+        found = update(
+            self.folder,
+            Path(checkpoint),
+            None if precisions is None else [str(Precision.of(name)) for name in precisions],
+            options or NOTHING_MORE,
+            stages=stages,
+            again=again,
+            progress=progress,
+            say=say,
+        )
+        found.save()
+        found.require_passed()
+        return found.proof
 
     def check(self) -> int:
         """Compare every file with the manifest's sha256; how many there are.
