@@ -1,11 +1,13 @@
-"""Fixtures on the `small` preset, made once per session."""
+"""Fixtures on the `small` preset, made once per session; tests change nothing but decoys."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import setup_worker  # noqa: F401  # before anything that starts threads
 
 from engines.artifacts.build import build_artifacts
 from engines.artifacts.export import export_artifacts
@@ -15,6 +17,12 @@ from engines.tensorrt.targets import parse_sms
 from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 from ldlm.tokenizer import create
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is remembered between runs is a test's own."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
