@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx_ir as ir
@@ -10,8 +12,8 @@ import pytest
 from engines import compare
 from engines.compile.rtx import layer_dtypes
 from engines.compile.target import _unfused, rtx_target
-from engines.evaluator.graph import EvaluatorStage
 from engines.proof.inputs import stage_inputs
+from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch import TorchStage
 from engines.tensorrt.profiles import profiles
@@ -47,7 +49,7 @@ def test_it_computes_the_same(small_artifacts: Path, small: LDLM) -> None:
         fused = folder / precision / "denoiser.onnx"
         with _unfused(fused) as path:
             errors = [
-                compare(EvaluatorStage(p, spec)(*inputs), expected).relative_l2
+                compare(EvaluatorStage(p, spec, small.config)(*inputs), expected).relative_l2
                 for p in (path, fused)
             ]
         assert errors[0] <= 1.02 * errors[1]
@@ -66,13 +68,54 @@ def test_the_loops_rows_unfused_compute_the_same(small_artifacts: Path, small: L
     assert "SOFTMAX" in kinds
 
 
-@pytest.mark.parametrize("name", ["is_causal", "kv_num_heads"])
-def test_an_attention_that_is_not_ours_is_refused(small_artifacts: Path, name: str) -> None:
+def mask(node: ir.Node) -> None:
+    node.resize_inputs(4)
+    node.replace_input_with(3, ir.Value(name="mask"))
+
+
+def cache(node: ir.Node) -> None:
+    """The keys so far, which something reads."""
+    node.resize_outputs(2)
+    node.outputs[1].name = "present_key"
+    reader = ir.node("Identity", [node.outputs[1]])
+    node.graph.insert_after(node, reader)
+    node.graph.outputs.append(reader.outputs[0])
+
+
+def attribute(name: str, value: float) -> Callable[[ir.Node], None]:
+    kind = ir.AttrFloat32 if isinstance(value, float) else ir.AttrInt64
+
+    def change(node: ir.Node) -> None:
+        node.attributes[name] = kind(name, value)
+
+    return change
+
+
+# What an attention can have, by its name, and the reason that the log gives.
+NOT_PLAIN = {
+    "is_causal": (attribute("is_causal", 1), "it has is_causal"),
+    "kv_num_heads": (attribute("kv_num_heads", 1), "it has kv_num_heads"),
+    "softcap": (attribute("softcap", 30.0), "it has softcap"),
+    "mask": (mask, "it has mask"),
+    "present_key": (cache, "other uses"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_an_attention_that_is_not_ours_is_refused(
+    small_artifacts: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser.onnx")
     node = next(node for node in model.graph if node.op_type == "Attention")
-    node.attributes[name] = ir.AttrInt64(name, 1)
-    with pytest.raises(GraphCheckError, match="not plain"):
+    change, reason = NOT_PLAIN[name]
+    change(node)
+    caplog.set_level(logging.DEBUG, "export.passes.rules")
+    with pytest.raises(GraphCheckError, match="not plain") as caught:
         unfuse_attention(model)
+    assert caught.value.details["got"] == name
+    (found,) = [r.getMessage() for r in caplog.records if r.name == "export.passes.rules"]
+    assert found.startswith(f"Attention {node.name} is left as it is: ")
+    assert reason in found
 
 
 def test_tensorrt_builds_it(small_artifacts: Path, small: LDLM) -> None:
