@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,18 @@ from engines.artifacts.build import build_artifacts
 from engines.compile.target import rtx_target
 from engines.proof.drift import drift
 from engines.proof.gates import SIGNAL_LOST, precision_limit
-from engines.proof.records import Extra, Line, Parity
+from engines.proof.questions import ProofOptions
+from engines.proof.records import Measurement, Proof
 from engines.proof.stress import stressed
-from engines.proof.verify import verify
+from engines.proof.update import update
+from engines.proof.verify import measure, verify
 from engines.quality.evaluate import runs_of
 from engines.runtime.load import load_stages
 from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import parse_sms
+from export import export_stage
+from export.precision import POLICIES
+from export.stages import stages_of
 from ldlm import LDLM
 from ldlm.errors import ConfigError
 from ldlm.noise import NoiseStream
@@ -30,30 +34,32 @@ from ldlm.sampler import SampleRequest, sample
 from ldlm.schedule import TangentSchedule
 from ldlm.solvers import step_table
 
+INT8 = POLICIES["int8"]
+
 
 @pytest.fixture(scope="module")
-def parity(int8_artifacts: Path, small: LDLM) -> Parity:
+def parity(int8_artifacts: Path, small: LDLM) -> Proof:
     return verify(int8_artifacts, folders.load(int8_artifacts), small, ["int8"])
 
 
-def lines(parity: Parity, stage: str) -> dict[str, Line]:
-    return {line.question: line for line in parity.lines if line.stage == stage}
+def lines(parity: Proof, stage: str) -> dict[str, Measurement]:
+    return {line.question: line for line in parity.measurements if line.stage == stage}
 
 
-def test_every_gate_holds(parity: Parity) -> None:
+def test_every_gate_holds(parity: Proof) -> None:
     parity.require_passed()
-    found = {line.stage: set(lines(parity, line.stage)) for line in parity.lines}
+    found = {line.stage: set(lines(parity, line.stage)) for line in parity.measurements}
     common = {"formula", "graph", "precision"}
     assert found == {
         "denoiser": common | {"loop", "update"},
         "latent_decoder": common,
         "token_decoder_logits": common | {"kl", "tokens"},
     }
-    assert {island["source"] for island in parity.islands} == {"onnx"}  # TensorRT has no int8
-    assert {island["expected"] for island in parity.islands} == {"float32"}
+    assert {island.source for island in parity.islands} == {"onnx"}  # TensorRT has no int8
+    assert {island.expected for island in parity.islands} == {"float32"}
 
 
-def test_the_error_is_that_of_eight_bits(parity: Parity) -> None:
+def test_the_error_is_that_of_eight_bits(parity: Proof) -> None:
     """A gate that held for float32 outputs would say nothing about integers."""
     for stage in ("denoiser", "latent_decoder", "token_decoder_logits"):
         assert 1e-3 < lines(parity, stage)["precision"].distance < 0.2
@@ -101,27 +107,21 @@ def test_a_fault_is_noticed(
     fault,
     noticed: set[str],  # type: ignore[no-untyped-def]
 ) -> None:
-    from engines.proof.verify import _prove
-    from export.stages import sharing
-
     folder = Path(shutil.copytree(int8_artifacts / "onnx" / "int8", tmp_path / "onnx"))
     model = ir.load(folder / "denoiser.onnx")
     fault(model.graph)
     ir.save(model, folder / "denoiser.onnx", external_data="damaged.data")
-    paths = {spec.name: folder / f"{spec.name}.onnx" for spec in sharing("denoiser", "int8")}
-    found = _prove(small, "denoiser", "int8", paths, [(2, 17)], "given")
+    paths = {spec.name: folder / f"{spec.name}.onnx" for spec in stages_of("denoiser")}
+    found = measure(small, "denoiser", INT8, paths, [(2, 17)], "given")
     assert noticed <= {line.question for line in found if not line.passed}
 
 
 def test_the_stressed_latent_decoder_is_within_its_gates(small: LDLM, tmp_path: Path) -> None:
     """Outlier channels stretch the one scale that all activations share."""
-    from engines.proof.verify import _prove
-    from export import export_stage
-
     tough = stressed(small)
     paths = {g.spec.name: g.path for g in export_stage(tough, "latent_decoder", "int8", tmp_path)}
-    lines = _prove(tough, "latent_decoder", "int8", paths, [(1, 17), (3, 128)], "stress")
-    Parity(lines, {}).require_passed()
+    found = measure(tough, "latent_decoder", INT8, paths, [(1, 17), (3, 128)], "stress")
+    Proof(tuple(found)).require_passed()
 
 
 def test_an_error_as_large_as_the_signal_is_no_precision() -> None:
@@ -135,7 +135,7 @@ def test_the_sampler_drifts_no_more_than_pytorchs(int8_artifacts: Path, small: L
     manifest = folders.load(int8_artifacts)
     found, curves = drift(int8_artifacts, manifest, small, ["int8"], steps=40, length=8)
     assert all(line.passed for line in found)
-    assert min(curves["int8"]) > 1e-4
+    assert min(curves[0].errors) > 1e-4
 
 
 def request(**fields: object) -> SampleRequest:
@@ -169,14 +169,14 @@ def test_what_it_is_not_for(int8_artifacts: Path, small: LDLM) -> None:
     target = rtx_target(parse_sms("80"))
     with pytest.raises(ConfigError, match="no engines are built"):
         build_artifacts(int8_artifacts, ["int8"], target, profiles(small.config), lambda *_: None)
-    for extra, reason in (
-        (Extra(taps=True), "taps"),
-        (Extra(stress=False, self_test=True), "self-test"),
-        (Extra(ablate=True), "no half"),
-        (Extra(runtime="rtx"), "no engines are built"),
+    for options, reason in (
+        (ProofOptions(taps=True), "taps"),
+        (ProofOptions(self_test=True), "self-test"),
+        (ProofOptions(ablate=True), "no half"),
+        (ProofOptions(runtime="rtx"), "no engines are built"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            verify(int8_artifacts, manifest, small, ["int8"], extra=extra)
+            verify(int8_artifacts, manifest, small, ["int8"], options=options)
     runs = runs_of(["int8"], ["ort", "evaluator", "rtx"])
     assert runs == [("torch", "fp32"), ("ort", "int8")]
 
@@ -193,21 +193,25 @@ def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
     int8_artifacts: Path, small_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make parity` must go on where int8 was exported."""
-    from engines.cli import verify as command
-
     asked: list[list[str]] = []
 
-    def verified(folder: Path, manifest: Any, model: Any, names: list[str], *rest: Any) -> Parity:
+    def verified(folder: Path, manifest: Any, model: Any, names: list[str], *rest: Any) -> Proof:
         asked.append(names)
-        return Parity([], {})
+        return Proof()
 
     monkeypatch.setattr("engines.proof.verify.verify", verified)
-    monkeypatch.setattr(Parity, "save", lambda *_: {})
-    monkeypatch.setattr(folders, "updated", lambda folder: nullcontext(folders.load(folder)))
-    for extra in (Extra(self_test=True), Extra(taps=True), Extra(runtime="rtx"), Extra()):
-        command.measure(int8_artifacts, small_checkpoint, None, extra, again=True)
+    told: list[str] = []
+    for options in (
+        ProofOptions(self_test=True), ProofOptions(taps=True), ProofOptions(runtime="rtx"),
+        ProofOptions(),
+    ):  # fmt: skip
+        found = update(
+            int8_artifacts, small_checkpoint, options=options, again=True, say=told.append
+        )
+        found.require_passed()
     floats = ["fp32", "fp16", "bf16"]
     assert asked == [floats, floats, floats, [*floats, "int8"]]
+    assert [text for text in told if "left out: int8" in text] == 3 * [told[0]]
 
 
 def test_other_precisions_are_built_beside_it(int8_artifacts: Path, small: LDLM) -> None:

@@ -14,21 +14,24 @@ import torch
 
 from engines import OrtStage, compare
 from engines.artifacts import folder as folders
-from engines.evaluator.graph import EvaluatorStage
 from engines.evaluator.half import HalfProducts
 from engines.proof import islands
-from engines.proof.ablate import Ablation, ablate
+from engines.proof.ablate import ablate
 from engines.proof.drift import drift
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import stage_inputs
-from engines.proof.records import Line, Parity
+from engines.proof.questions import SAMPLER, Question
+from engines.proof.records import UNDAMAGED, Ablation, Measurement, Outcome, Proof
 from engines.proof.sabotage.damages import DAMAGES
-from engines.proof.sabotage.selftest import UNDAMAGED, Outcome, self_test
+from engines.proof.sabotage.selftest import self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
+from engines.proof.verify import stress
+from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.torch import TorchStage
 from engines.show.proof import ablation_table, answers_table, self_test_table
 from export import export_stage, precision
-from export.stages import stage
+from export.precision import POLICIES, Precision
+from export.stages import components, stage
 from ldlm import LDLM
 from ldlm.errors import ConfigError, ParityError
 
@@ -83,9 +86,10 @@ def test_a_half_norm_that_overflows_is_noticed_without_a_gpu(
     with HalfProducts(torch.float16):
         autocast = compare(TorchStage(tough, spec)(*arrays), expected)
     limit = AUTOCAST_RATIO * autocast.relative_l2
-    experiment = precision.experiment("fp16", [island])
-    graph = export_stage(tough, name, experiment, tmp_path)[-1]
-    found = compare(EvaluatorStage(graph.path, spec)(*arrays), expected)
+    experiment = POLICIES["fp16"].without([island])
+    graphs = export_stage(tough, spec.component, experiment, tmp_path)
+    (graph,) = (graph for graph in graphs if graph.spec == spec)
+    found = compare(EvaluatorStage(graph.path, spec, tough.config)(*arrays), expected)
     assert found.non_finite or found.relative_l2 > 100 * limit
     hidden = compare(OrtStage(graph.path, spec, tough.config)(*arrays), expected)
     assert hidden.relative_l2 < 4 * limit  # the CPU provider hides it
@@ -96,63 +100,68 @@ def test_ablation_shows_what_an_island_buys(small: LDLM, monkeypatch: pytest.Mon
     monkeypatch.setattr(precision, "ISLANDS", ("layer_norm",))  # one is enough here
     rows = ablate(small, ["fp32", "fp16"], ["token_decoder"])
     variants = [(), ("layer_norm",)]
-    assert [(r.weights, r.off) for r in rows] == [
-        (weights, off) for weights in ("given", "stress") for off in variants
+    assert [(r.checkpoint, r.off) for r in rows] == [
+        (checkpoint, off) for checkpoint in ("given", "stress") for off in variants
     ]
-    ratio = {(row.weights, row.off): row.ratio for row in rows}
+    ratio = {(row.checkpoint, row.off): row.ratio for row in rows}
     assert all(row.passed == (not row.off) for row in rows)
     assert ratio["given", ("layer_norm",)] < 2
     assert ratio["stress", ("layer_norm",)] > 100
-    record = Parity([], {}, ablation=[row.record() for row in rows])
-    assert ablation_table(record.document()).row_count == 2
-    assert record.document()["passed"] is True  # an experiment, not a gate
+    record = Proof(ablation=tuple(rows))
+    assert ablation_table(record).row_count == 2
+    assert record.passed is True  # an experiment, not a gate
 
 
 def test_an_overflow_is_no_ratio() -> None:
     row = Ablation("denoiser", "fp16", "stress", ("layer_norm",), float("inf"), 1e-3)
     assert not row.passed
-    document = Parity([], {}, ablation=[row.record()]).document()
-    assert document["ablation"][0]["ratio"] is None
-    assert ablation_table(document).row_count == 1
+    assert row.error is None
+    table = ablation_table(Proof(ablation=(row,)))
+    assert "inf" in [str(cell) for column in table.columns for cell in column.cells]
 
 
 def test_islands_have_names() -> None:
     with pytest.raises(ConfigError, match="layer_norm"):
-        precision.without_islands(precision.POLICIES["fp16"], ["layernorm"])
+        POLICIES["fp16"].without(["layernorm"])
     with pytest.raises(ConfigError, match="no island to switch off"):
-        precision.policy("fp32-without-layer_norm")
+        Precision.of("fp32-without-layer_norm")
     with pytest.raises(ConfigError, match="no such precision"):
-        precision.policy("fp12-without-layer_norm")
-    name = precision.experiment("fp16", ["residual", "layer_norm"])
-    assert name == "fp16-without-layer_norm+residual"
-    half = {rule.what for rule in precision.policy(name) if rule.dtype == "float16"}
+        Precision.of("fp12-without-layer_norm")
+    experiment = POLICIES["fp16"].without(["residual", "layer_norm"])
+    assert str(experiment) == "fp16-without-layer_norm+residual"
+    assert Precision.of(str(experiment)) == experiment
+    half = {rule.what for rule in experiment.rules if rule.dtype == "float16"}
     assert {"layer_norm", "residual", "linear"} <= half
     assert not half & {"rms_norm", "softcap_softmax", "time_embedding"}
-    off = precision.without_islands(precision.POLICIES["bf16"], precision.ISLANDS)
-    assert {rule.dtype for rule in off} == {"bfloat16"}
+    off = POLICIES["bf16"].without(precision.ISLANDS)
+    assert {rule.dtype for rule in off.rules} == {"bfloat16"}
 
 
 def test_every_stage_is_within_its_gate_on_stress_weights(
-    small: LDLM, private_artifacts: Path
+    tough: LDLM, private_artifacts: Path
 ) -> None:
-    from engines.proof.verify import _stress
-
-    tough = _stress(private_artifacts, small, ["fp16"], lambda _: None)
-    Parity(tough, {}).require_passed()
-    assert {line.weights for line in tough} == {"stress"}
-    assert {line.stage for line in tough} == {
+    found = [
+        measurement
+        for component in components()
+        for measurement in stress(private_artifacts, tough, component, "fp16", lambda _: None)
+    ]
+    Proof(tuple(found)).require_passed()
+    assert {measurement.checkpoint for measurement in found} == {"stress"}
+    assert {measurement.stage for measurement in found} == {
         "denoiser", "latent_decoder", "token_decoder_logits",
     }  # fmt: skip
-    assert {"formula", "graph", "precision", "kl", "tokens"} <= {line.question for line in tough}
+    asked = {measurement.question for measurement in found}
+    assert {"formula", "graph", "precision", "kl", "tokens"} <= asked
 
 
 @pytest.fixture(scope="module")
 def outcomes(small: LDLM, private_artifacts: Path) -> list[Outcome]:
-    return self_test(private_artifacts, folders.load(private_artifacts), small, PRECISIONS)
+    manifest = folders.load(private_artifacts)
+    return self_test(private_artifacts, manifest, small, PRECISIONS, components())
 
 
-def record_of(outcomes: list[Outcome]) -> Parity:
-    return Parity([], {}, self_test=[outcome.record() for outcome in outcomes])
+def record_of(outcomes: list[Outcome]) -> Proof:
+    return Proof(self_test=tuple(outcomes))
 
 
 def test_every_damage_is_noticed_in_every_precision(outcomes: list[Outcome]) -> None:
@@ -169,30 +178,30 @@ def test_every_damage_is_noticed_in_every_precision(outcomes: list[Outcome]) -> 
 
 
 def test_a_damage_that_passes_is_a_failure(outcomes: list[Outcome]) -> None:
-    missed = Outcome("nothing done", "denoiser", "fp16", ())
+    missed = Outcome("denoiser", "fp16", "nothing done", ())
     record = record_of([*outcomes, missed])
     with pytest.raises(ParityError, match="nothing done"):
         record.require_passed()
-    cried = record_of([Outcome(UNDAMAGED, "denoiser", "fp16", ("islands",))])
+    cried = record_of([Outcome("denoiser", "fp16", UNDAMAGED, ("islands",))])
     with pytest.raises(ParityError, match="undamaged"):
         cried.require_passed()
-    assert record.document()["passed"] is False
+    assert record.passed is False
 
 
 def test_the_table_shouts_only_at_what_is_wrong() -> None:
-    fine = Outcome(UNDAMAGED, "denoiser", "fp16", ())
-    missed = Outcome("softcap removed", "latent_decoder", "fp16", ())
+    fine = Outcome("denoiser", "fp16", UNDAMAGED, ())
+    missed = Outcome("latent_decoder", "fp16", "softcap removed", ())
     cells = {}
     for outcome in (fine, missed):
-        table = self_test_table(record_of([outcome]).document())
-        cells[outcome.damage] = list(table.columns[2].cells)
-    assert cells == {UNDAMAGED: ["nobody"], "softcap removed": ["[red]NOBODY[/]"]}
+        (cell,) = self_test_table(record_of([outcome])).columns[2].cells
+        cells[outcome.damage] = (str(cell), cell.style)
+    assert cells == {UNDAMAGED: ("nobody", ""), "softcap removed": ("NOBODY", "red")}
 
 
 def test_a_failing_sampler_is_in_the_answers() -> None:
-    line = Line("sampler", "fp16", "given", "drift", 1, 8, 0.5, 0.1)
-    table = answers_table(Parity([line], {}).document())
-    assert "NO: 1 of 1, 5 times the limit" in list(table.columns[3].cells)[-1]
+    found = Measurement(SAMPLER, "fp16", "given", Question.DRIFT, 1, 8, 0.5, 0.1)
+    table = answers_table(Proof((found,)))
+    assert "NO: 1 of 1, 5 times the limit" in str(list(table.columns[3].cells)[-1])
 
 
 def test_the_self_test_leaves_no_file(private_artifacts: Path, outcomes: list[Outcome]) -> None:
@@ -204,14 +213,14 @@ def test_an_island_turned_to_half_by_a_converter_is_noticed(
     small_artifacts: Path, tmp_path: Path
 ) -> None:
     """Case 2: the island's inner cast to float16, as a well-known converter does."""
-    spec, rules = stage("denoiser"), precision.POLICIES["fp16"]
+    spec, fp16 = stage("denoiser"), POLICIES["fp16"]
     good = small_artifacts / "onnx" / "fp16" / "denoiser.onnx"
-    assert all(record["passed"] for record in islands.look(good, spec, "fp16", rules))
+    assert all(record.passed for record in islands.look(good, spec, fp16))
     model = ir.load(good)
     next(d for d in DAMAGES if d.name == "LayerNorm in half" and d.stage == "denoiser").apply(model)
     ir.save(model, tmp_path / "denoiser.onnx", external_data="denoiser.onnx.data")
-    records = islands.look(tmp_path / "denoiser.onnx", spec, "fp16", rules)
-    failed = {record["source"] for record in records if not record["passed"]}
+    records = islands.look(tmp_path / "denoiser.onnx", spec, fp16)
+    failed = {record.source for record in records if not record.passed}
     assert failed == {"onnx", "tensorrt"}  # TensorRT's own network says so too
 
 
@@ -239,9 +248,10 @@ def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts
     manifest = folders.load(small_artifacts)
     lines, curves = drift(small_artifacts, manifest, small, ["fp32", "fp16"], steps=1024, length=8)
     assert all(line.passed for line in lines)
-    assert {name: len(curve) for name, curve in curves.items()} == {"fp32": 1024, "fp16": 1024}
-    assert 1e-5 < np.mean(curves["fp16"]) < 1e-2  # it rounds, and does not run away
-    assert max(curves["fp32"]) < 1e-5
+    errors = {curve.precision: curve.errors for curve in curves}
+    assert {name: len(curve) for name, curve in errors.items()} == {"fp32": 1024, "fp16": 1024}
+    assert 1e-5 < np.mean(errors["fp16"]) < 1e-2  # it rounds, and does not run away
+    assert max(errors["fp32"]) < 1e-5
 
 
 def test_python_without_asserts_exports_no_lost_softcap(

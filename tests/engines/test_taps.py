@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import math
 from pathlib import Path
 
@@ -18,9 +17,11 @@ from engines.artifacts.manifest import FileEntry
 from engines.proof import taps
 from engines.proof.compare import compare
 from engines.proof.inputs import stage_inputs
-from engines.proof.records import Parity
+from engines.proof.questions import ProofOptions
+from engines.proof.records import Proof, TapReport
+from engines.proof.saved import save
 from engines.proof.stress import stressed
-from engines.proof.verify import Extra, verify
+from engines.proof.verify import verify
 from engines.show.proof import taps_table
 from export.equations import TAPS
 from export.stages import stage
@@ -29,18 +30,18 @@ from ldlm.errors import GraphCheckError, ParityError
 
 
 @pytest.fixture(scope="module")
-def reports(small: LDLM, small_artifacts: Path) -> list[taps.TapReport]:
+def reports(small: LDLM, small_artifacts: Path) -> list[TapReport]:
     """One stage is enough here; tests/export/test_taps.py has all of them in PyTorch."""
     manifest = folders.load(small_artifacts)
     return taps.look(small_artifacts, manifest, small, ["bf16"], ["latent_decoder"])
 
 
-def test_no_equation_differs(reports: list[taps.TapReport], small: LDLM) -> None:
+def test_no_equation_differs(reports: list[TapReport], small: LDLM) -> None:
     """Two questions per stage in half; the formula agrees as closely as float32 does."""
-    assert [report.question for report in reports] == ["formula", "rounding"]
+    assert [report.about for report in reports] == ["formula", "rounding"]
     for report in reports:
-        line = report.line()
-        if report.question == "formula":
+        line = taps.measurement(report)
+        if report.about == "formula":
             assert report.first is None
             assert line is not None
             assert line.passed
@@ -51,11 +52,11 @@ def test_no_equation_differs(reports: list[taps.TapReport], small: LDLM) -> None
         assert len(report.errors) == 2 + 27 * small.config.decoder_blocks
 
 
-def test_the_table_has_a_row_per_equation(reports: list[taps.TapReport]) -> None:
+def test_the_table_has_a_row_per_equation(reports: list[TapReport]) -> None:
     for report in reports:
         table = TAPS[report.stage.removesuffix("_logits")]
         rows = len(table.before) + len(table.block) + len(table.after)
-        shown = taps_table(dataclasses.asdict(report))
+        shown = taps_table(report)
         assert shown.row_count == rows
         console = Console(width=140, file=io.StringIO())
         console.print(shown)
@@ -75,9 +76,7 @@ def swap_halves(model: ir.Model) -> None:
         node.replace_input_with(1, first)
 
 
-def test_swapped_keys_and_values_are_seen_by_taps_alone(
-    small: LDLM, own_artifacts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_swapped_keys_and_values_are_seen_by_taps_alone(small: LDLM, own_artifacts: Path) -> None:
     path = own_artifacts / "onnx" / "fp32" / "latent_decoder.onnx"
     model = ir.load(path)
     swap_halves(model)
@@ -87,20 +86,20 @@ def test_swapped_keys_and_values_are_seen_by_taps_alone(
     entry = FileEntry.of(own_artifacts, path)
     manifest.put_graph(dataclasses.replace(old, graph=entry))
     manifest.save(own_artifacts)
-    monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("latent_decoder",))
-    found = verify(own_artifacts, manifest, small, ["fp32"], extra=Extra(taps=True))
+    options = ProofOptions(taps=True)
+    found = verify(
+        own_artifacts, manifest, small, ["fp32"], options=options, stages=["latent_decoder"]
+    )
     assert {(line.stage, line.question) for line in found.failures()} == {
         ("latent_decoder", "taps")
     }
-    report = next(r for r in found.taps if r["stage"] == "latent_decoder")
-    assert report["first"] == "0.k"
-    differs = {name for name, error in report["errors"].items() if error > 1e-5}
+    (report,) = found.taps
+    assert report.first == "0.k"
+    differs = {name for name, error in report.errors.items() if error > 1e-5}
     assert differs == {f"0.{name}" for name in ("k", "K", "v", "S", "F", "A")}
     with pytest.raises(ParityError, match=r"0\.k at batch 2"):
         found.require_passed()
-    document = json.loads(json.dumps(found.save(own_artifacts, manifest)))
-    assert document["passed"] is False
-    assert "taps" in document
+    assert save(own_artifacts, manifest, found).passed is False
 
 
 def test_a_file_with_other_operators_fails_and_says_where(
@@ -112,13 +111,12 @@ def test_a_file_with_other_operators_fails_and_says_where(
     monkeypatch.setattr(taps, "tapped_graph", refuse)
     manifest = folders.load(small_artifacts)
     (report,) = taps.look(small_artifacts, manifest, small, ["fp32"], ["latent_decoder"])
-    line = report.line()
+    line = taps.measurement(report)
     assert line is not None
     assert not line.passed
-    assert "after 0.S: Softmax" in line.where()
-    document = Parity([line], {}, taps=[dataclasses.asdict(report)]).document()
-    assert document["passed"] is False
-    assert taps_table(document["taps"][0]).row_count == 29
+    assert "after 0.S: Softmax" in line.where
+    assert Proof((line,), taps=(report,)).passed is False
+    assert taps_table(report).row_count == 29
 
 
 def test_equal_choices_do_not_hide_a_lost_softcap(
@@ -127,9 +125,9 @@ def test_equal_choices_do_not_hide_a_lost_softcap(
     """Case 6: tanh is monotone. The largest score stays the largest; the taps differ at F."""
     spec, tough = stage("latent_decoder"), stressed(small)
     inputs = stage_inputs(spec, small.config, 1, 9)
-    right = taps.torch_taps(spec.build(tough), spec, inputs)
+    right = taps.torch_taps(spec.torch(tough), spec, inputs)
     monkeypatch.setattr("ldlm.layers.softcap", lambda scores, cap, d_head: scores / d_head**0.5)
-    lost = taps.torch_taps(spec.build(tough), spec, inputs)
+    lost = taps.torch_taps(spec.torch(tough), spec, inputs)
     assert np.array_equal(right["0.S"], lost["0.S"])
     assert np.array_equal(right["0.F"].argmax(-1), lost["0.F"].argmax(-1))
     assert compare(lost["0.F"], right["0.F"]).relative_l2 > 0.1
@@ -142,4 +140,3 @@ def test_what_stands_out() -> None:
     assert taps.first_to_stand_out({"a": 1e-2, "b": 1e-2}, floor) == "a"
     assert taps.first_to_stand_out({"a": math.inf}, floor) == "a"
     assert taps.first_to_stand_out({"a": 0.0, "b": math.nan}, floor) == "b"
-    assert Parity([], {}).document()["taps"] == []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
+import functools
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,40 +18,43 @@ from engines.artifacts import folder as folders
 from engines.artifacts.export import export_artifacts
 from engines.artifacts.manifest import FileEntry
 from engines.evaluator.half import HalfProducts
-from engines.proof.records import Parity
+from engines.proof.records import Proof
+from engines.proof.saved import save
 from engines.proof.subject import ALL
 from engines.proof.verify import verify
 from engines.show.proof import answers_table, islands_table, parity_table, tables
-from engines.show.summary import parity_summary, summary_table
+from engines.show.summary import summary_table, verdict
 from ldlm import LDLM
-from ldlm.errors import ArtifactError, ParityError
+from ldlm.errors import ParityError
 
 
 @pytest.fixture(scope="module")
-def parity(small: LDLM, small_artifacts: Path) -> Parity:
+def parity(small: LDLM, small_artifacts: Path) -> Proof:
     return verify(small_artifacts, folders.load(small_artifacts), small, ["fp32", "fp16", "bf16"])
 
 
-def test_every_line_passes(parity: Parity) -> None:
+def test_every_line_passes(parity: Proof) -> None:
     assert not parity.failures()
     parity.require_passed()
     stages = {"denoiser", "latent_decoder", "token_decoder_logits"}
     half = [(q, p) for q in ("graph", "formula", "precision") for p in ("fp16", "bf16")]
     for question, precision in (("graph", "fp32"), ("file", "fp16"), *half):
-        lines = [ln for ln in parity.lines if (ln.question, ln.precision) == (question, precision)]
+        lines = [
+            ln for ln in parity.measurements if (ln.question, ln.precision) == (question, precision)
+        ]
         assert {ln.stage for ln in lines} == stages
         every = {(b, t) for b in (1, 3) for t in (1, 17, 128)}
         pooled = question != "formula" and precision != "fp32"
         assert {(ln.batch, ln.length) for ln in lines} == ({ALL} if pooled else every)
-    exact = [ln for ln in parity.lines if (ln.question, ln.precision) == ("graph", "fp32")]
-    exact += [ln for ln in parity.lines if ln.question == "formula"]
+    exact = [ln for ln in parity.measurements if (ln.question, ln.precision) == ("graph", "fp32")]
+    exact += [ln for ln in parity.measurements if ln.question == "formula"]
     assert {ln.limit for ln in exact} == {1e-5}
-    assert all(record["passed"] for record in parity.islands)
+    assert all(record.passed for record in parity.islands)
 
 
-def test_half_is_worse_than_float32_and_near_autocast(parity: Parity) -> None:
+def test_half_is_worse_than_float32_and_near_autocast(parity: Proof) -> None:
     """The gates measure something: half rounds, and its limit is of the size of its error."""
-    for line in parity.lines:
+    for line in parity.measurements:
         if line.question == "precision":
             assert line.distance > 1e-4
             assert line.limit < 3 * line.distance
@@ -100,7 +104,7 @@ def test_a_damaged_formula_is_noticed(
     found = verify(own_artifacts, folders.load(own_artifacts), small, [precision])
     question = "graph" if precision == "fp32" else "formula"
     assert {ln.question for ln in found.failures() if ln.stage == stage} >= {question}
-    with pytest.raises(ParityError, match="parity lines fail"):
+    with pytest.raises(ParityError, match="measurements fail"):
         found.require_passed()
 
 
@@ -120,81 +124,57 @@ def test_weights_of_another_seed_are_noticed(small: LDLM, small_artifacts: Path)
     assert {ln.stage for ln in found.failures()} == {"token_decoder_logits"}
 
 
-def test_an_overflowing_checkpoint_fails_and_says_why(
-    small: LDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overflowing_checkpoint_fails_and_says_why(small: LDLM, tmp_path: Path) -> None:
     """When autocast overflows too, there is nothing to be held to: a failure, with a remedy."""
     loud = copy.deepcopy(small)
     for name in ("gate", "up"):
         getattr(loud.token_decoder.blocks[0], name).weight.mul_(400)
     loud.save_checkpoint(tmp_path / "loud")
     folder = tmp_path / "artifacts"
-    monkeypatch.setattr("engines.artifacts.export.DEPLOYED", ("token_decoder",))
-    monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("token_decoder",))
     export_artifacts(tmp_path / "loud", folder, ["fp16"], lambda _: None)
     manifest = folders.load(folder)
-    found = verify(folder, manifest, loud, ["fp16"])
+    found = verify(folder, manifest, loud, ["fp16"], stages=["token_decoder"])
     assert {"graph", "precision"} <= {ln.question for ln in found.failures()}
     assert not [ln for ln in found.failures() if ln.question == "formula"]
     with pytest.raises(ParityError, match="own error to be finite"):
         found.require_passed()
-    document = found.save(folder, manifest)
-    assert document["passed"] is False
-    assert parity_table(document).row_count > 0
+    assert save(folder, manifest, found).passed is False
+    assert parity_table(found).row_count > 0
 
 
-def test_a_second_run_keeps_the_proof_of_other_precisions(
-    parity: Parity, own_artifacts: Path
-) -> None:
+def test_parity_json_and_the_tables(parity: Proof, own_artifacts: Path) -> None:
     manifest = folders.load(own_artifacts)
-    parity.save(own_artifacts, manifest)
-    only = Parity(
-        [ln for ln in parity.lines if ln.precision == "fp32"],
-        {key: value for key, value in parity.graphs.items() if key.startswith("fp32")},
-        [record for record in parity.islands if record["precision"] == "fp32"],
-    )
-    document = only.save(own_artifacts, manifest)
-    assert {ln["precision"] for ln in document["lines"]} == {"fp32", "fp16", "bf16"}
-    assert len(document["lines"]) == len(parity.lines)
-    assert document["passed"] is True
-
-
-def test_a_damaged_parity_json_is_named(own_artifacts: Path) -> None:
-    for text in ("{", "{}", "[]"):
-        (own_artifacts / "parity.json").write_text(text)
-        with pytest.raises(ArtifactError, match="is damaged"):
-            summary_table(own_artifacts, folders.load(own_artifacts))
-
-
-def test_parity_json_and_the_tables(parity: Parity, own_artifacts: Path) -> None:
-    manifest = folders.load(own_artifacts)
-    document = parity.save(own_artifacts, manifest)
-    assert document["passed"] is True
+    proof = save(own_artifacts, manifest, parity)
+    assert proof.passed is True
     assert summary_table(own_artifacts, manifest).row_count == 9
     # graph 3 x 3, formula and precision 2 x 3, file 3, tokens 3, kl 2
-    # loop and update 3, folded and loop file 1
-    assert parity_table(document).row_count == 9 + 12 + 3 + 3 + 2 + 2 * 3 + 1 + 1
-    whats = {(r["stage"], r["source"], r["what"]) for r in parity.islands}
-    assert islands_table(document).row_count == len(whats)
-    assert answers_table(document).row_count == 9
-    assert len(list(tables(document))) == 3
-    assert parity_summary(manifest, "fp16", "token_decoder", document)[2] == "[green]pass[/]"
+    # loop and update 3, loop file 1
+    assert parity_table(proof).row_count == 9 + 12 + 3 + 3 + 2 + 2 * 3 + 1
+    whats = {(r.stage, r.source, r.what) for r in parity.islands}
+    assert islands_table(proof).row_count == len(whats)
+    assert answers_table(proof).row_count == 9
+    assert len(list(tables(proof))) == 3
+    assert verdict(manifest, "fp16", "token_decoder", proof)[2].plain == "pass"
     # A proof of other files than the present ones is no proof.
-    document["graphs"]["fp16/token_decoder"] = "0" * 64
-    assert "not verified" in parity_summary(manifest, "fp16", "token_decoder", document)[2]
+    entry = manifest.graph("fp16", "token_decoder")
+    other = dataclasses.replace(entry.graph, sha256="0" * 64)
+    manifest.put_graph(dataclasses.replace(entry, graph=other))
+    assert verdict(manifest, "fp16", "token_decoder", proof)[2].plain == "not verified"
 
 
-def test_a_nan_fails_and_is_written(parity: Parity, own_artifacts: Path) -> None:
-    import dataclasses
-
-    line = dataclasses.replace(parity.lines[0], distance=float("nan"))
-    broken = Parity([line], {})
-    assert broken.failures() == [line]
-    broken.save(own_artifacts, folders.load(own_artifacts))
-    document = json.loads((own_artifacts / "parity.json").read_text())
-    assert document["passed"] is False
-    assert document["lines"][0]["distance"] is None
-    assert parity_table(document).row_count == 1
+def test_components_proved_apart_make_the_same_proof(
+    parity: Proof, small: LDLM, small_artifacts: Path
+) -> None:
+    """What processes side by side would find, joined in whichever order they end."""
+    manifest = folders.load(small_artifacts)
+    parts = [
+        verify(small_artifacts, manifest, small, ["bf16"], stages=[name])
+        for name in ("token_decoder", "denoiser_step", "latent_decoder")
+    ]
+    joined = functools.reduce(Proof.merged, pickle.loads(pickle.dumps(parts)), Proof())
+    assert joined == parity.only({(s.precision, s.component) for s in joined.scopes})
+    assert joined.passed is True
+    assert not any(part.passed for part in parts)  # none of them is a precision
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
