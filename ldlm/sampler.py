@@ -34,7 +34,8 @@ class LoopStep:
     Attributes:
         seconds: spent inside the runtime's graph.
         x: the state after it [B, T, d], in the runtime's own array type; the last one is z. It
-            is to be read before the next step.
+            is to be read before the generator goes on, also at the last step. On a device only
+            the last one can be read; the others raise SamplerError.
         x0_hat: the denoiser's estimate [B, T, d] on the host, likewise.
     """
 
@@ -206,12 +207,13 @@ class Run:
             ids = []
             for indices in _batches(self._stages, request):
                 with closing(steps(NoiseStream(request.seed, indices, shape))) as loop:
-                    for step in loop:
+                    for count, step in enumerate(loop, 1):
+                        if count == len(table):
+                            # Before the loop goes on and gives the state to another run.
+                            ids.append(self._decode(step))
                         done += 1
                         self.seconds = time.perf_counter() - started
                         yield Step(done, self.total, number, step)
-                    # The state of the last step is still held: on a device it is read there.
-                    ids.append(self._decode(step))
             self.token_ids.append(np.concatenate(ids))
             self.seconds = time.perf_counter() - started
 
