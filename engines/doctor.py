@@ -248,12 +248,9 @@ def _rtx(gpus: list[Gpu]) -> Finding:
         )  # fmt: skip
     targets = " ".join(sm.removeprefix("sm") for sm in RTX_SMS)
     builds = f"TARGET=rtx builds for SM {targets}"
-    if _loads("polygraphy") is not None:
-        builds, targets = "TARGET=rtx cannot build without polygraphy", ""
     first = gpus[0].sm if gpus else None  # the one that the runtime takes
     if first in RTX_SMS:
-        level = GOOD if targets else PARTLY
-        return Finding(level, "TensorRT-RTX", found, f"{builds}; runs on {first}")
+        return Finding(GOOD, "TensorRT-RTX", found, f"{builds}; runs on {first}")
     why = NO_RTX.get(first or "", "to run them: a GPU of that list")
     return Finding(PARTLY, "TensorRT-RTX", found, f"{builds}; runs none here", why)
 

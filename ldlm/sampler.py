@@ -35,7 +35,8 @@ class LoopStep:
     Attributes:
         seconds: spent inside the runtime's graph.
         x: the state after it [B, T, d], in the runtime's own array type; the last one is z. It
-            is to be read before the next step.
+            is to be read before the generator goes on, also at the last step. On a device only
+            the last one can be read; the others raise SamplerError.
         x0_hat: the denoiser's estimate [B, T, d] on the host, likewise.
     """
 

@@ -11,7 +11,8 @@ from engines.artifacts import ingredients
 from engines.artifacts.digests import Digests
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
-from engines.compile.target import Profiles, Target
+from engines.compile.target import Target
+from engines.tensorrt.profiles import Profiles
 from export.precision import Precision
 from export.stages import compiled, stage
 from ldlm import files

@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from engines.artifacts.code import PACKAGES, closure, source_digest
 from engines.artifacts.digests import text_digest
-from engines.compile.target import Profiles, Target
+from engines.compile.target import Target
+from engines.tensorrt.profiles import Profiles
 from export.precision import Precision
 from export.stages import stage
 from ldlm.config import LDLMConfig
@@ -22,7 +23,7 @@ from ldlm.config import LDLMConfig
 LOADER = ("ldlm.checkpoint", "ldlm.model")
 
 GRAPH_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy")
-ENGINE_TOOLS = ("tensorrt-rtx", "tensorrt", "polygraphy")
+ENGINE_TOOLS = ("tensorrt-rtx", "tensorrt")
 PROOF_TOOLS = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt-rtx", "numpy")
 
 Ingredients = dict[str, str]

@@ -1,6 +1,6 @@
-"""What TensorRT-RTX and plain TensorRT have in common when they build: they are one API.
+"""One way to build, for TensorRT-RTX and plain TensorRT: they are one API.
 
-Every function takes the library's module, so that neither is imported here.
+Everything takes the library's module, so that neither is imported here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.tensorrt.library import make_logger
+from engines.tensorrt.profiles import Profiles
 from export.stages import BATCH, LENGTH, AxisRange, StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import EngineBuildError
@@ -22,8 +24,6 @@ log = logging.getLogger(__name__)
 
 # Told (phase, step, steps) while TensorRT builds.
 Progress = Callable[[str, int, int], None]
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,90 @@ class BuiltEngine:
     refused: dict[str, str]
     builder: dict[str, str]
     seconds: float
+
+
+class StageBuild:
+    """A stage on its way to an engine: its network, its settings, its bytes.
+
+    Args:
+        trt: the library's module.
+        path: the .onnx file, its external data beside it.
+        spec, config: the stage that the file holds.
+
+    Attributes:
+        network: what TensorRT reads in the file.
+
+    Raises:
+        EngineBuildError: TensorRT cannot read it, or an input is unused or not there.
+    """
+
+    def __init__(self, trt: Any, path: Path, spec: StageSpec, config: LDLMConfig) -> None:
+        self._trt, self._spec, self._config = trt, spec, config
+        self._logger = make_logger(trt)
+        with held_signals():
+            self._builder = trt.Builder(self._logger)
+            self.network = parse(trt, self._builder, path, spec, self._logger)
+            _allow_float32_attention(trt, self.network)
+
+    def settings(self, profiles: Profiles) -> Any:
+        """The builder's configuration, with all that both libraries share.
+
+        Raises:
+            EngineBuildError: TensorRT refuses a profile.
+        """
+        with held_signals():
+            settings = self._builder.create_builder_config()
+            settings.clear_flag(self._trt.BuilderFlag.TF32)  # float32 means float32
+            # Layers in the engine keep their dtypes, for whoever inspects it.
+            settings.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
+            for name, ranges in profiles.items():
+                self._add_profile(settings, name, ranges)
+        return settings
+
+    def compile(self, settings: Any, targets: str, progress: Progress | None = None) -> bytes:
+        """The engine's bytes.
+
+        Args:
+            settings: of `settings`, and what the caller has added.
+            targets: what it is built for, in words.
+            progress: told (phase, step, steps) as the build goes on.
+
+        Raises:
+            EngineBuildError: there are none, with what TensorRT said.
+            BaseException: what stopped the build: a signal, or an exception of `progress`.
+        """
+        monitor = make_monitor(self._trt, progress)
+        settings.progress_monitor = monitor
+        with signals(monitor):
+            plan = self._builder.build_serialized_network(self.network, settings)
+        if monitor.stopped:
+            raise monitor.stopped
+        if plan is None:
+            raise EngineBuildError(
+                "TensorRT could not build the engine",
+                stage=self._spec.name,
+                expected=f"targets {targets}",
+                got="; ".join(dict.fromkeys(self._logger.errors))[:1000],
+            )
+        return bytes(plan)
+
+    def _add_profile(self, settings: Any, name: str, ranges: Mapping[str, AxisRange]) -> None:
+        profile = self._builder.create_optimization_profile()
+        for tensor in self._spec.inputs:
+            smallest, best, largest = (
+                tensor.shape(
+                    self._config, {axis: getattr(ranges[axis], point) for axis in (BATCH, LENGTH)}
+                )
+                for point in ("min", "opt", "max")
+            )
+            profile.set_shape(tensor.name, smallest, best, largest)
+        # It takes sizes out of order without a word, and then gives no index.
+        if settings.add_optimization_profile(profile) < 0:
+            raise EngineBuildError(
+                f"TensorRT refuses profile '{name}'",
+                stage=self._spec.name,
+                got=", ".join(f"{axis} {sizes}" for axis, sizes in ranges.items()),
+            )
 
 
 def make_monitor(trt: Any, progress: Progress | None) -> Any:
@@ -159,7 +243,7 @@ def layers(network: Any) -> Iterator[Any]:
     return (network.get_layer(i) for i in range(network.num_layers))
 
 
-def allow_float32_attention(trt: Any, network: Any) -> None:
+def _allow_float32_attention(trt: Any, network: Any) -> None:
     """Let float32 attention be built from single operators: it has no fused kernel."""
     for layer in layers(network):
         if (
@@ -168,34 +252,3 @@ def allow_float32_attention(trt: Any, network: Any) -> None:
         ):
             layer.__class__ = trt.IAttentionInputLayer
             layer.attention.decomposable = True
-
-
-def shapes(
-    spec: StageSpec, config: LDLMConfig, ranges: Mapping[str, AxisRange]
-) -> Iterator[tuple[str, Shape, Shape, Shape]]:
-    """(input, its shape at min, at opt and at max) of a profile."""
-    for tensor in spec.inputs:
-        smallest, best, largest = (
-            tensor.shape(config, {axis: getattr(ranges[axis], point) for axis in (BATCH, LENGTH)})
-            for point in ("min", "opt", "max")
-        )
-        yield tensor.name, smallest, best, largest
-
-
-def require_plan(plan: Any, monitor: Any, logger: Any, spec: StageSpec, targets: str) -> bytes:
-    """The engine's bytes.
-
-    Raises:
-        EngineBuildError: there are none, with what TensorRT said.
-        BaseException: what stopped the build.
-    """
-    if monitor.stopped:
-        raise monitor.stopped
-    if plan is None:
-        raise EngineBuildError(
-            "TensorRT could not build the engine",
-            stage=spec.name,
-            expected=f"targets {targets}",
-            got="; ".join(dict.fromkeys(logger.errors))[:1000],
-        )
-    return bytes(plan)

@@ -1,47 +1,32 @@
 """TensorRT-RTX engines, compiled ahead of time, on any machine, without a GPU.
 
-Polygraphy makes the builder's configuration and serialises the engine. Ours are the decisions:
-which targets a stage can have, that float32 means float32 (no TF32), and that a warning about an
-unused input is an error.
+The decisions: which targets a stage can have, and that its memory is the caller's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import polygraphy.config
+import tensorrt_rtx as trt
 
 from engines.compile.network import (
     BuiltEngine,
     Progress,
-    allow_float32_attention,
+    StageBuild,
     builder_settings,
     held_signals,
     layers,
-    make_monitor,
     parse,
-    require_plan,
-    shapes,
-    signals,
 )
 from engines.tensorrt.library import make_logger
+from engines.tensorrt.profiles import Profiles
 from engines.tensorrt.targets import NO_BFLOAT16, NO_FLOAT32_MATMUL
-from export.stages import AxisRange, StageSpec
+from export.stages import StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import EngineBuildError
-
-polygraphy.config.USE_TENSORRT_RTX = True  # read when its backend is first imported, below
-
-import tensorrt_rtx as trt  # noqa: E402
-from polygraphy.backend.tensorrt_rtx import create_config_rtx  # noqa: E402
-from polygraphy.backend.trt import Profile, engine_bytes_from_network  # noqa: E402
-from polygraphy.exception import PolygraphyException  # noqa: E402
-from polygraphy.logger import G_LOGGER  # noqa: E402
 
 BUILDER = builder_settings("tensorrt-rtx", trt)
 
@@ -52,7 +37,7 @@ def build_engine(
     config: LDLMConfig,
     *,
     sms: Sequence[str],
-    profiles: Mapping[str, Mapping[str, AxisRange]],
+    profiles: Profiles,
     skip_unsupported: bool = False,
     progress: Progress | None = None,
 ) -> BuiltEngine:
@@ -71,11 +56,8 @@ def build_engine(
         EngineBuildError: the graph, the profile or a target is refused.
     """
     started = time.perf_counter()
-    logger = make_logger(trt)
-    with held_signals():
-        builder = trt.Builder(logger)
-        network = parse(trt, builder, path, spec, logger)
-        refused = {sm: reason for sm in sms if (reason := _unsupported(network, sm))}
+    build = StageBuild(trt, path, spec, config)
+    refused = {sm: reason for sm in sms if (reason := _unsupported(build.network, sm))}
     chosen = tuple(sm for sm in sms if sm not in refused)
     if not chosen or (refused and not skip_unsupported):
         sm, reason = next(iter(refused.items()))
@@ -85,8 +67,15 @@ def build_engine(
             expected="another target or precision",
             got=f"{sm}: {reason}",
         )
-    allow_float32_attention(trt, network)
-    plan = _compile(builder, network, spec, config, chosen, profiles, logger, progress)
+    settings = build.settings(profiles)
+    _set_targets(settings, chosen)
+    # All memory is the caller's: what allocates at run time cannot be captured in a graph.
+    settings.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    try:
+        plan = build.compile(settings, ", ".join(chosen), progress)
+    except BaseException:
+        _settle(chosen)
+        raise
     return BuiltEngine(plan, chosen, refused, BUILDER, time.perf_counter() - started)
 
 
@@ -129,72 +118,23 @@ def _unsupported(network: Any, sm: str) -> str | None:
     return None
 
 
-def _compile(
-    builder: Any,
-    network: Any,
-    spec: StageSpec,
-    config: LDLMConfig,
-    sms: Sequence[str],
-    profiles: Mapping[str, Mapping[str, AxisRange]],
-    logger: Any,
-    progress: Progress | None,
-) -> bytes:
-    monitor = make_monitor(trt, progress)
-    plan = None
-    with _quiet_polygraphy(), signals(monitor):
-        try:
-            settings = create_config_rtx(
-                builder,
-                network,
-                compute_capabilities=[_major_minor(sm) for sm in sms],
-                profiles=[_profile(spec, config, ranges) for ranges in profiles.values()],
-            )
-            settings.clear_flag(trt.BuilderFlag.TF32)
-            # All memory is the caller's: what allocates at run time cannot be captured in a graph.
-            settings.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-            settings.progress_monitor = monitor
-            plan = engine_bytes_from_network((builder, network), settings)
-        except PolygraphyException as error:
-            logger.errors.append(str(error))
-    if plan is None or monitor.stopped:
-        _settle(logger, sms)
-    return require_plan(plan, monitor, logger, spec, ", ".join(sms))
+def _set_targets(settings: Any, sms: Sequence[str]) -> None:
+    settings.num_compute_capabilities = len(sms)
+    for index, sm in enumerate(sms):
+        settings.set_compute_capability(getattr(trt.ComputeCapability, sm.upper()), index)
 
 
-def _profile(spec: StageSpec, config: LDLMConfig, ranges: Mapping[str, AxisRange]) -> Profile:
-    profile = Profile()
-    for name, smallest, best, largest in shapes(spec, config, ranges):
-        profile.add(name, smallest, best, largest)
-    return profile
-
-
-@contextlib.contextmanager
-def _quiet_polygraphy() -> Iterator[None]:
-    """Hold back Polygraphy's own summary and errors; the reasons are in our logger."""
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1), warnings.catch_warnings():
-        # Polygraphy sets a timing cache, which TensorRT deprecates.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
-
-
-def _settle(logger: Any, sms: Sequence[str]) -> None:
+def _settle(sms: Sequence[str]) -> None:
     """Build and discard one layer after a failed build.
 
     Measured with TensorRT-RTX 1.7.1: the first build after one that failed for SM75 gives another,
     larger engine than the same build in a fresh process; the second is as it should be.
     """
-    builder = trt.Builder(logger)
+    builder = trt.Builder(make_logger(trt))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     source = network.add_input("x", trt.DataType.FLOAT, (1,))
     layer = network.add_unary(source, trt.UnaryOperation.ABS)
     network.mark_output(layer.get_output(0))
-    with _quiet_polygraphy():
-        settings = create_config_rtx(
-            builder, network, compute_capabilities=[_major_minor(sm) for sm in sms]
-        )
-        builder.build_serialized_network(network, settings)
-
-
-def _major_minor(sm: str) -> tuple[int, int]:
-    number = int(sm.removeprefix("sm"))
-    return number // 10, number % 10
+    settings = builder.create_builder_config()
+    _set_targets(settings, sms)
+    builder.build_serialized_network(network, settings)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.tensorrt.library import LIBRARIES
+from engines.tensorrt.profiles import Profiles
 from engines.tensorrt.targets import RTX, parse_sms
-from export.stages import AxisRange, StageSpec
+from export.stages import StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import ConfigError
@@ -22,7 +23,6 @@ from ldlm.errors import ConfigError
 if TYPE_CHECKING:
     from engines.compile.network import BuiltEngine, Progress
 
-Profiles = Mapping[str, Mapping[str, AxisRange]]
 Build = Callable[[Path, StageSpec, LDLMConfig, Profiles, "Progress"], "BuiltEngine"]
 
 
@@ -93,7 +93,7 @@ def rtx_target(
         )  # fmt: skip
 
     asked = " ".join(sms) + (" where possible" if skip_unsupported else "")
-    tools = ("tensorrt-rtx", "polygraphy")
+    tools = ("tensorrt-rtx",)
     made = Target(RTX, RTX, asked, ("engines.compile.rtx",), tools, build)
     return _attention(made, unfused=unfused)
 

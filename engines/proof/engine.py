@@ -69,7 +69,7 @@ def engine_questions(
             with _stages(runtime, folder, manifest, names, precision) as stages:
                 loop = None
                 if names == list(LOOP):
-                    loop = LoopDenoiser(*(part.fetch for part in stages), whole=True)
+                    loop = LoopDenoiser(*stages, whole=True)
                 call: Callable[..., Array] = loop or stages[0]
                 outputs = {case: _last_run(call, arrays) for case, arrays in inputs.items()}
             yield from _judge(subject, outputs, ids=stage(names[0]).outputs[0].dtype == "int64")

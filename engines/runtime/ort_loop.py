@@ -56,7 +56,7 @@ class OrtLoop:
 
     def _steps(self, tables: list[Tables], noise: NoiseStream) -> Generator[LoopStep, None, None]:
         make = lambda: Buffers(self._step, noise.shape, tables[0])  # noqa: E731
-        with self._idle.taken(noise.shape, make) as buffers:
+        with self._idle.take(noise.shape, make) as buffers:
             buffers.begin(noise)
             for item in tables:
                 buffers.read(item)

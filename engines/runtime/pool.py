@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from types import TracebackType
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -14,56 +17,78 @@ V = TypeVar("V")
 IDLE = 8  # kept for later runs; the one used longest ago makes room
 
 
-class Pool(Generic[K, V]):
-    """Things by key: each is in the hands of one run, or idle.
+class Lease(Generic[V]):
+    """A thing in the hands of one run: idle again when the last reference to the lease goes.
 
-    Args:
-        dispose: told of what is dropped.
+    As a context it gives the thing, and drops it after an error: what it holds is not known then.
+
+    Attributes:
+        thing: what was taken.
     """
 
-    def __init__(self, dispose: Callable[[V], None] = lambda _: None) -> None:
-        self._dispose = dispose
+    def __init__(self, thing: V, give_back: Callable[[V], None]) -> None:
+        self.thing = thing
+        self._return = weakref.finalize(self, give_back, thing)
+        self._return.atexit = False
+
+    def __enter__(self) -> V:
+        return self.thing
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A generator that is closed was cancelled between two steps, which is no error.
+        if kind is not None and not issubclass(kind, GeneratorExit):
+            self._return.detach()
+
+
+class Pool(Generic[K, V]):
+    """Things by key: each is in the hands of one run, or idle."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: OrderedDict[K, list[V]] = OrderedDict()
+        # A garbage collector may give back in the middle of anything: it takes no lock.
+        self._returned: deque[tuple[K, V]] = deque()
+        self._open = True
 
-    @contextmanager
-    def taken(self, key: K, make: Callable[[], V]) -> Iterator[V]:
-        """An idle thing of this key, or a new one; idle again when the block ends.
-
-        After an error it is dropped: what it holds is not known.
-        """
+    def take(self, key: K, make: Callable[[], V]) -> Lease[V]:
+        """An idle thing of this key, or a new one."""
         with self._lock:
+            dropped = self._sort()
             idle = self._idle.get(key)
             found = idle.pop() if idle else None
-        thing = make() if found is None else found
-        try:
-            yield thing
-        except GeneratorExit:  # the run was cancelled between two steps
-            self.give_back(key, thing)
-            raise
-        except BaseException:
-            self._dispose(thing)
-            raise
-        self.give_back(key, thing)
+        del dropped  # not in the lock: what is dropped may have work to do
+        return Lease(make() if found is None else found, functools.partial(self._give_back, key))
 
-    def give_back(self, key: K, thing: V) -> None:
-        """Make a thing idle."""
+    def close(self) -> None:
+        """Drop all that is idle, and from now on all that comes back."""
+        self._open = False
         with self._lock:
-            self._idle.setdefault(key, []).append(thing)
-            self._idle.move_to_end(key)
-            surplus = sum(map(len, self._idle.values())) > IDLE
-            dropped = self._oldest() if surplus else None
-        if dropped is not None:
-            self._dispose(dropped)
+            idle, self._idle = self._idle, OrderedDict()
+        del idle
+        self._returned.clear()
 
-    def clear(self) -> None:
-        """Drop all that is idle."""
-        with self._lock:
-            things = [thing for idle in self._idle.values() for thing in idle]
-            self._idle.clear()
-        for thing in things:
-            self._dispose(thing)
+    def _give_back(self, key: K, thing: V) -> None:
+        self._returned.append((key, thing))
+        if not self._open:
+            self._returned.clear()
 
-    def _oldest(self) -> V:
-        key = next(key for key, idle in self._idle.items() if idle)
-        return self._idle[key].pop(0)
+    def _sort(self) -> list[V]:
+        """Make idle what was given back; what has no place."""
+        with contextlib.suppress(IndexError):  # another thread may have closed the pool
+            while self._returned:
+                key, thing = self._returned.popleft()
+                self._idle.setdefault(key, []).append(thing)
+                self._idle.move_to_end(key)
+        dropped = []
+        while sum(map(len, self._idle.values())) > IDLE:
+            key, idle = next(iter(self._idle.items()))
+            dropped += idle[:1]
+            del idle[:1]
+            if not idle:
+                del self._idle[key]
+        return dropped

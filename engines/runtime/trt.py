@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import weakref
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from engines.tensorrt.cache import RuntimeCache
 from engines.tensorrt.device import Cuda, Device
 from engines.tensorrt.library import LIBRARIES, load_library, make_logger
-from ldlm.errors import ArtifactError
+from engines.tensorrt.stream import Stream
+from ldlm.errors import ArtifactError, EngineRunError
 
 log = logging.getLogger(__name__)
 
 
 class Scratch:
-    """Device memory that the stages of a runtime share: they never run at the same time.
+    """Device memory that all contexts of a runtime share: one stream runs them in order.
+
+    Used in a turn of the stream.
 
     Attributes:
         generation: counts how often it was replaced by a larger one; a captured graph holds the
@@ -40,13 +45,25 @@ class Scratch:
             self._device.free(pointer)
 
 
+class Closable(Protocol):
+    """What a runtime closes with itself."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
 class TrtRuntime:
     """A TensorRT library, one GPU, one stream and the scratch memory that its stages share.
+
+    Threads may share it. A context manager that closes it.
 
     Args:
         name: of LIBRARIES.
         device: the GPU; None is the first.
         module: the library, if it is loaded already.
+
+    Attributes:
+        opened: the engines that are in use; closed with it.
 
     Raises:
         ProviderError: no library, no driver or no GPU.
@@ -56,8 +73,9 @@ class TrtRuntime:
         self.name, self.library = name, LIBRARIES[name]
         self.trt = load_library(name) if module is None else module
         self.device: Device = Cuda() if device is None else device
-        self.stream = self.device.stream()
+        self.stream = Stream(self.device)
         self.scratch = Scratch(self.device)
+        self.opened: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._messages = make_logger(self.trt, log.warning)
         self._runtime = self.trt.Runtime(self._messages)
 
@@ -71,16 +89,21 @@ class TrtRuntime:
 
         Raises:
             ArtifactError: the library does not take it; with what it said.
+            EngineRunError: the runtime is closed.
         """
-        self.said()
-        engine = self._runtime.deserialize_cuda_engine(plan)
-        if engine is None:
-            raise ArtifactError(
-                f"{self.library.package} {self.version} does not take the engine",
-                stage=stage,
-                got=self.said(),
-                remedy="ldlm build it again with this version, for this GPU",
-            )
+        if self._runtime is None:
+            raise EngineRunError("the TensorRT runtime is closed", stage=stage)
+        with self.stream.turn():
+            self.said()
+            engine = self._runtime.deserialize_cuda_engine(plan)
+            if engine is None:
+                raise ArtifactError(
+                    f"{self.library.package} {self.version} does not take the engine",
+                    stage=stage,
+                    got=self.said(),
+                    remedy="ldlm build it again with this version, for this GPU",
+                )
+            self.scratch.reserve(engine.device_memory_size_v2)
         return engine
 
     def said(self) -> str:
@@ -92,7 +115,6 @@ class TrtRuntime:
     def settings(self, engine: Any, cache: RuntimeCache | None) -> Any:
         """How the contexts of an engine are made: over the shared scratch memory."""
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        self.scratch.reserve(engine.device_memory_size_v2)
         if not self.library.jit:
             return strategy
         settings = engine.create_runtime_config()
@@ -105,3 +127,22 @@ class TrtRuntime:
         if cache is not None:
             cache.attach(settings)
         return settings
+
+    def close(self) -> None:
+        """Close its engines, and give back the scratch memory and the library's runtime."""
+        for engine in list(self.opened):
+            engine.close()
+        with self.stream.turn():
+            self.scratch.release()
+        self._runtime = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

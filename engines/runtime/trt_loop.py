@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.runtime.step_tables import Part, parts
-from engines.runtime.trt_stage import Sizes, TrtStage
-from engines.tensorrt.device import Device, DeviceArray
-from export.stages import BATCH, LENGTH, check_inputs
+from engines.runtime.pool import Lease
+from engines.runtime.stage import check_inputs
+from engines.runtime.step_tables import Chunk, chunks
+from engines.runtime.trt_binding import Binding, LoadedEngine, Sizes
+from engines.runtime.trt_stage import TrtStage
+from engines.tensorrt.device import Device
+from engines.tensorrt.stream import DeviceArray, Stream
+from export.stages import BATCH
+from ldlm.errors import SamplerError
 from ldlm.noise import NoiseStream
-from ldlm.sampler import Run, Tick
+from ldlm.sampler import LoopStep, Steps
 from ldlm.solvers import StepTable
 
 Array = NDArray[Any]
@@ -30,54 +35,52 @@ HANDED_ON = (("x_next", "x"), ("x0_hat", "x0_prev"), ("next_step", "step"))
 class TrtLoop:
     """`ldlm.sampler.Loop` over the stages `conditioning` and `denoiser_step`.
 
-    The latents that a run returns lie on the device, and the next run overwrites them.
+    A step is told one step after its launch. Of `x` and `x0_hat` only those of the last step of a
+    batch can be read, before the generator goes on; the others were overwritten by then, and
+    raise SamplerError. Runs of several threads share the engines and the stream alone.
 
     Args:
-        conditioning, step: the stages, of one runtime; no one else may run `step`.
-
-    Attributes:
-        inside: seconds that the device has spent in `denoiser_step` and its copies so far.
+        conditioning, step: the stages, of one runtime.
     """
 
     def __init__(self, conditioning: TrtStage, step: TrtStage) -> None:
         self._conditioning, self._step = conditioning, step
-        self._device, self._stream = step.runtime.device, step.runtime.stream
-        self.inside = 0.0
-        largest = {axis: allowed.max for axis, allowed in step.ranges.items()}
-        size = step.memory("noise", largest).nbytes // 4
-        self._slots = [Slot(self._device, size) for _ in range(2)]
-        step.then(self._hand_on)
+        self._idle = step.engine.pool()
 
-    def __call__(self, table: StepTable) -> Run:
+    def __call__(self, table: StepTable) -> Steps:
         """Compute the tables of every step, on the device; see `ldlm.sampler.Loop`.
 
-        The run raises StageInputError for a batch or length that no profile holds, and
+        The steps raise StageInputError for a batch or length that no profile holds, and
         EngineRunError where TensorRT or CUDA fails.
         """
-        tables = [Tables(self._conditioning, part) for part in parts(table)]
-        self._device.synchronize(self._stream)  # so that it is not taken for the first step's time
-        return functools.partial(self._run, tables)
+        tables = [Tables(self._conditioning, chunk) for chunk in chunks(table)]
+        return functools.partial(self._steps, tables)
 
-    def _run(self, tables: Sequence[Tables], noise: NoiseStream, tick: Tick) -> DeviceArray:
+    def close(self) -> None:
+        """Drop the states that no run holds."""
+        self._idle.close()
+
+    def _steps(
+        self, tables: Sequence[Tables], noise: NoiseStream
+    ) -> Generator[LoopStep, None, None]:
         sizes = self._checked(noise)
-        self._begin(noise, sizes)
-        turn = 0
-        for table in tables:
-            for name, source in table.inputs.items():
-                self._copy(self._step.memory(name, sizes), source)
-            for row in range(table.part.steps):
-                slot = self._slots[turn]
-                self._settle(slot, tick)
-                if table.part.draws(row):
-                    self._upload("noise", noise.draw(slot.array(noise.shape)), sizes)
-                self._device.record(slot.begin, self._stream)
-                self._step.launch(sizes)
-                self._device.record(slot.end, self._stream)
-                slot.in_use = True
-                turn = 1 - turn
-        for slot in (self._slots[turn], self._slots[1 - turn]):
-            self._settle(slot, tick)
-        return self._step.memory("x_next", sizes)
+        lease = self._idle.take(noise.shape, lambda: State(self._step.engine, sizes))
+        with lease as state:
+            held = weakref.ref(lease)
+            try:
+                state.begin(noise)
+                for table in tables:
+                    state.read(table)
+                    for row in range(table.chunk.steps):
+                        if (seconds := state.free_slot()) is not None:
+                            yield _told(held, state.launches - 1, seconds)
+                        state.step(noise if table.chunk.needs_noise(row) else None)
+                for behind in (1, 0):
+                    if (seconds := state.free_slot(behind)) is not None:
+                        yield _told(held, state.launches - behind, seconds)
+            finally:
+                for slot in state.slots:
+                    slot.free()
 
     def _checked(self, noise: NoiseStream) -> Sizes:
         """Batch and length, after the step's own check of its inputs."""
@@ -89,96 +92,145 @@ class TrtLoop:
             )
             for tensor in spec.inputs
         }
-        check_inputs(spec, config, self._step.ranges, found)
-        return {BATCH: noise.shape[0], LENGTH: noise.shape[1]}
+        return check_inputs(spec, config, self._step.ranges, found)
 
-    def _begin(self, noise: NoiseStream, sizes: Sizes) -> None:
+
+def _told(held: weakref.ref[Lease[State]], number: int, seconds: float) -> LoopStep:
+    """A step that is done, while its run may hold the state or not."""
+
+    def read(name: str) -> DeviceArray:
+        lease = held()
+        if lease is None or lease.thing.launches != number:
+            raise SamplerError(
+                "the state of a step that is over is not kept on a device",
+                tensor=name,
+                expected="the last step of a batch, before the run goes on",
+                remedy="--runtime ort or torch keeps every step's",
+            )
+        return lease.thing.output(name, lease)
+
+    return LoopStep(seconds, lambda: read("x_next"), lambda: read("x0_hat").numpy())
+
+
+class State(Binding):
+    """A batch on its way: a binding of `denoiser_step` whose graph hands its outputs on.
+
+    Attributes:
+        slots: for the noise of two steps.
+        launches: steps since it began.
+    """
+
+    def __init__(self, engine: LoadedEngine, sizes: Sizes) -> None:
+        super().__init__(engine, sizes)
+        self.slots = [Slot(self._stream, self.memory["noise"].shape) for _ in range(2)]
+        self.launches = 0
+
+    def begin(self, noise: NoiseStream) -> None:
         """What the first step reads, and noise that is none for steps that add none."""
-        # What an interrupted run still reads from the slots is its own loss.
-        first, second = (slot.array(noise.shape) for slot in self._slots)
-        second.fill(0)
-        self._upload("x", noise.draw(first), sizes)
-        self._upload("x0_prev", second, sizes)
-        self._upload("noise", second, sizes)
-        self._device.synchronize(self._stream)
-        for slot in self._slots:
-            slot.in_use = False
+        self.launches = 0
+        first, second = self.slots
+        noise.draw(first.noise)
+        second.noise.fill(0)
+        with self._stream.turn():
+            self._upload("x", first)
+            self._upload("x0_prev", second)
+            self._upload("noise", second)
+            for slot in self.slots:
+                self._device.record(slot.end, self._stream.handle)
+                slot.in_use = True
 
-    def _settle(self, slot: Slot, tick: Tick) -> None:
-        """Wait for the step that last used a slot, so that its noise may be overwritten."""
-        if slot.in_use:
-            self._device.wait(slot.end)
-            self.inside += self._device.elapsed(slot.begin, slot.end)
-            slot.in_use = False
-            tick()
+    def read(self, tables: Tables) -> None:
+        """Let the next steps read these tables, from their first row."""
+        with self._stream.turn():
+            self.take(tables.inputs)
 
-    def _hand_on(self, sizes: Sizes) -> None:
-        """Make the outputs of a step the inputs of the next; captured with the step."""
+    def free_slot(self, behind: int = 1) -> float | None:
+        """Wait until the slot of a step before may be overwritten; the step's seconds.
+
+        None where no step has used it.
+        """
+        return self.slots[(self.launches + 1 + behind) % 2].free()
+
+    def step(self, noise: NoiseStream | None) -> None:
+        """Enqueue the next step, with noise of its own or without any."""
+        slot = self.slots[self.launches % 2]
+        if noise is not None:
+            noise.draw(slot.noise)
+        handle = self._stream.handle
+        with self._stream.turn():
+            if noise is not None:
+                self._upload("noise", slot)
+            self._device.record(slot.begin, handle)
+            self.launch()
+            self._device.record(slot.end, handle)
+            slot.in_use = slot.ran = True
+        self.launches += 1
+
+    def execute(self) -> None:
+        """A step, and its outputs as the inputs of the next; captured together."""
+        super().execute()
         for output, name in HANDED_ON:
-            self._copy(self._step.memory(name, sizes), self._step.memory(output, sizes))
+            source, target = self.memory[output], self.memory[name]
+            self._device.copy(target.pointer, source.pointer, source.nbytes, self._stream.handle)
 
-    def _upload(self, name: str, array: Array, sizes: Sizes) -> None:
-        self._device.upload(self._step.memory(name, sizes).pointer, array, self._stream)
-
-    def _copy(self, target: DeviceArray, source: DeviceArray) -> None:
-        self._device.copy(target.pointer, source.pointer, source.nbytes, self._stream)
+    def _upload(self, name: str, slot: Slot) -> None:
+        self._device.upload(self.memory[name].pointer, slot.noise, self._stream.handle)
 
 
 class Tables:
-    """A part of the steps as `denoiser_step` reads it, in device memory of its own.
+    """A chunk of the steps as `denoiser_step` reads it, in device memory of its own.
 
     Args:
         conditioning: computes the modulations.
-        part: of the steps.
+        chunk: of the steps.
 
     Attributes:
         inputs: modulations [TABLE_STEPS, rows, d], coefficients [TABLE_STEPS, 3], and the number
             of the first row, by the names of the step's inputs.
     """
 
-    def __init__(self, conditioning: TrtStage, part: Part) -> None:
-        self.part = part
-        self._device, self._stream = conditioning.runtime.device, conditioning.runtime.stream
-        made = conditioning.run(part.t)
-        modulations = self._allocate(made.shape, made.dtype)
-        self._device.copy(modulations.pointer, made.pointer, made.nbytes, self._stream)
-        self.inputs = {
+    def __init__(self, conditioning: TrtStage, chunk: Chunk) -> None:
+        self.chunk = chunk
+        stream = conditioning.engine.runtime.stream
+        made = conditioning.enqueue(chunk.t)
+        with stream.turn():
+            modulations = stream.allocate(made.shape, made.dtype.name)
+            stream.device.copy(modulations.pointer, made.pointer, made.nbytes, stream.handle)
+        self.inputs: dict[str, Array | DeviceArray] = {
             "modulations": modulations,
-            "coefficients": self._uploaded(part.coefficients),
-            "step": self._uploaded(np.zeros(1, np.int64)),
+            "coefficients": chunk.coefficients,
+            "step": np.zeros(1, np.int64),
         }
-
-    def _uploaded(self, array: Array) -> DeviceArray:
-        copy = self._allocate(array.shape, array.dtype)
-        self._device.upload(copy.pointer, array, self._stream)
-        return copy
-
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        """Memory that goes when this object goes."""
-        array = DeviceArray(self._device, self._stream, 0, shape, dtype.name)
-        array.pointer = self._device.allocate(array.nbytes)
-        weakref.finalize(self, self._device.free, array.pointer).atexit = False
-        return array
 
 
 class Slot:
     """Noise on its way to a step, and the moments when the step begins and ends.
 
     Args:
-        device: where the step runs.
-        size: elements of the largest noise.
+        stream: that runs the step.
+        shape: of the noise, [B, T, d].
 
     Attributes:
+        noise: page-locked memory for it.
         in_use: whether the device may still read the noise.
+        ran: whether a step is what uses it.
     """
 
-    def __init__(self, device: Device, size: int) -> None:
-        self._memory = device.pinned(size)
-        self.begin, self.end = device.event(), device.event()
+    def __init__(self, stream: Stream, shape: tuple[int, ...]) -> None:
+        self._device: Device = stream.device
+        with stream.turn():
+            self.noise = self._device.pinned(int(np.prod(shape))).reshape(shape)
+            self.begin, self.end = self._device.event(), self._device.event()
         for event in (self.begin, self.end):
-            weakref.finalize(self, device.drop, event).atexit = False
-        self.in_use = False
+            stream.when_gone(self, self._device.drop, event)
+        # Page-locked memory, too, is given back when nobody enqueues.
+        stream.when_gone(self, [self.noise].clear)
+        self.in_use = self.ran = False
 
-    def array(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The noise's memory, [B, T, d]."""
-        return self._memory[: int(np.prod(shape))].reshape(shape)
+    def free(self) -> float | None:
+        """Wait until the noise may be overwritten; seconds of the step that read it, if one did."""
+        if not self.in_use:
+            return None
+        self._device.wait(self.end)
+        self.in_use, ran, self.ran = False, self.ran, False
+        return self._device.elapsed(self.begin, self.end) if ran else None

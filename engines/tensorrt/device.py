@@ -31,6 +31,9 @@ class Device(Protocol):
     sm: str
     name: str
 
+    def use(self) -> None:
+        """Make it the calling thread's GPU: a new thread has the machine's first one."""
+
     def allocate(self, size: int) -> int:
         """Device memory of `size` bytes, 256-byte aligned."""
 
@@ -129,6 +132,9 @@ class Cuda:
             raise EngineRunError("a CUDA call failed", got=found)
         return results[0] if len(results) == 1 else results
 
+    def use(self) -> None:
+        self._call("cudaSetDevice", self.index)
+
     def allocate(self, size: int) -> int:
         return int(self._call("cudaMalloc", max(size, 1)))
 
@@ -198,114 +204,3 @@ class Cuda:
 
     def forget(self, graph: int) -> None:
         self._call("cudaGraphExecDestroy", graph)
-
-
-class DeviceArray:
-    """A tensor in device memory that a stage owns; the next run of the stage overwrites it.
-
-    Other libraries read it in place: `torch.from_dlpack(array)`, `cupy.asarray(array)`.
-
-    Args:
-        device, stream: whose memory, and which stream fills it.
-        pointer: where it begins.
-        shape, dtype: of its present content.
-    """
-
-    def __init__(
-        self, device: Device, stream: int, pointer: int, shape: tuple[int, ...], dtype: str
-    ) -> None:
-        self.device, self.stream, self.pointer = device, stream, pointer
-        self.shape, self.dtype = shape, np.dtype(dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the present content."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
-    def is_of(self, device: Device, stream: int) -> bool:
-        """Whether this stream of this device fills it, so that its work comes in order."""
-        return (self.device, self.stream) == (device, stream)
-
-    def numpy(self) -> Array:
-        """A copy on the host."""
-        array = np.empty(self.shape, self.dtype)
-        self.device.download(array, self.pointer, self.stream)
-        return array
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.pointer, False),
-            "stream": self.stream,
-            "version": 3,
-        }
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.device.index)  # kDLCUDA
-
-    def __dlpack__(self, **options: Any) -> Any:
-        """A capsule; the stream has done its work when it is handed out.
-
-        Whoever takes it must have read it before the stage runs again.
-        """
-        from cuda.core import Buffer
-        from cuda.core.utils import StridedMemoryView
-
-        self.device.synchronize(self.stream)
-        buffer = Buffer.from_handle(self.pointer, self.nbytes, owner=self)
-        view = StridedMemoryView.from_buffer(buffer, shape=self.shape, dtype=self.dtype)
-        return view.__dlpack__(**options)
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """A contiguous tensor of another library, on the device."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-
-def foreign(tensor: Any, stream: int, device: int) -> Foreign:
-    """Look at a tensor through DLPack or the CUDA array interface; its stream is waited for.
-
-    Args:
-        tensor: of another library.
-        stream: that will read it.
-        device: the GPU it must be on.
-
-    Raises:
-        EngineRunError: it has neither, is not on the device, or is not contiguous.
-    """
-    from cuda.core.utils import StridedMemoryView
-
-    try:
-        view = StridedMemoryView.from_any_interface(tensor, stream_ptr=stream)
-        dtype = np.dtype(view.dtype)
-    except (BufferError, RuntimeError, TypeError, AttributeError) as error:
-        raise EngineRunError(
-            "an input is neither a NumPy array nor a tensor on the device",
-            expected="DLPack or the CUDA array interface, and a dtype that NumPy has",
-            got=f"{type(tensor).__name__}: {error}",
-        ) from error
-    shape, size = tuple(view.shape), int(np.prod(view.shape)) * dtype.itemsize
-    if view.device_id != device or not _is_dense(shape, view.strides):
-        raise EngineRunError(
-            "an input cannot be read in place",
-            expected=f"contiguous, on device {device}",
-            got=f"shape {shape}, strides {view.strides}, device {view.device_id}",
-        )
-    return Foreign(view.ptr, shape, dtype.name, size)
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:
-    """Whether elements follow one another in C order; an axis of one element has no say."""
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

@@ -12,8 +12,10 @@ from ldlm.errors import ConfigError
 # one that holds a shape is used: a batch of 1 runs on what is tuned for it.
 PROFILES: dict[str, tuple[int, int, int]] = {"latency": (1, 1, 1), "throughput": (1, 8, 8)}
 
-
 CUSTOM = "custom"
+
+# Allowed sizes per dynamic axis, by the profile's name, in the engine's order.
+Profiles = Mapping[str, Mapping[str, AxisRange]]
 
 
 def profiles(
@@ -57,9 +59,7 @@ def profiles(
     return found
 
 
-def fitting(
-    profiles: Mapping[str, Mapping[str, AxisRange]], sizes: Mapping[str, int]
-) -> tuple[int, str] | None:
+def fitting(profiles: Profiles, sizes: Mapping[str, int]) -> tuple[int, str] | None:
     """Index and name of the first profile that holds these sizes, or None."""
     for index, (name, ranges) in enumerate(profiles.items()):
         if all(ranges[axis].min <= size <= ranges[axis].max for axis, size in sizes.items()):

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorrt_rtx as trt
+from fake_tensorrt import FakeDevice
 
 from engines import build_engine
 from engines.artifacts import folder as folders
+from engines.compile.plain import build_engine_here
 from engines.tensorrt.profiles import fitting, profiles
 from engines.tensorrt.targets import RTX_SMS, parse_sms
-from export.stages import COMPILED, AxisRange, stage
+from export.stages import AxisRange, compiled, stage
 from ldlm import PRESETS
 from ldlm.errors import ConfigError, EngineBuildError
 
@@ -28,14 +31,12 @@ def graph(folder: Path, precision: str, name: str) -> Path:
 
 
 def test_targets_are_those_of_the_installed_builder() -> None:
-    import tensorrt_rtx as trt
-
     found = {name.lower() for name in dir(trt.ComputeCapability) if name.startswith("SM")}
     assert found == set(RTX_SMS)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", compiled())
 def test_artifacts_hold_engines_for_every_target(
     small_artifacts: Path, precision: str, name: str
 ) -> None:
@@ -138,10 +139,10 @@ def test_ctrl_c_while_tensorrt_tells_something_is_not_lost(
     small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first message, which comes before the build: there, too, an exception is discarded."""
-    from engines.compile import rtx
+    from engines.compile import network
 
     told: list[str] = []
-    made = rtx.make_logger
+    made = network.make_logger
 
     def make_logger(trt: Any) -> Any:
         class Interrupted(type(made(trt))):  # type: ignore[misc]
@@ -153,7 +154,7 @@ def test_ctrl_c_while_tensorrt_tells_something_is_not_lost(
 
         return Interrupted()
 
-    monkeypatch.setattr(rtx, "make_logger", make_logger)
+    monkeypatch.setattr(network, "make_logger", make_logger)
     old = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         build_engine(
@@ -179,7 +180,7 @@ def test_attention_that_parses_and_does_not_build_in_float32(
     small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 7: the Attention op parses and then fails to build in float32 as it stands."""
-    monkeypatch.setattr("engines.compile.rtx.allow_float32_attention", lambda *_: None)
+    monkeypatch.setattr("engines.compile.network._allow_float32_attention", lambda *_: None)
     with pytest.raises(EngineBuildError, match="could not build"):
         build_engine(
             graph(small_artifacts, "fp32", "token_decoder"), stage("token_decoder"), CONFIG,
@@ -229,3 +230,46 @@ def test_profiles() -> None:
 )
 def test_a_shape_chooses_its_profile(sizes: dict[str, int], name: tuple[int, str] | None) -> None:
     assert fitting(profiles(CONFIG), sizes) == name
+
+
+class OnThisGpu:
+    """TensorRT-RTX in place of plain TensorRT on an sm89: the one difference is set here."""
+
+    class Builder(trt.Builder):  # type: ignore[misc]
+        def create_builder_config(self) -> Any:
+            settings = super().create_builder_config()
+            settings.num_compute_capabilities = 1
+            settings.set_compute_capability(trt.ComputeCapability.SM89, 0)
+            return settings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trt, name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorRT-RTX has no timing cache
+def test_plain_tensorrt_builds_the_same_way(
+    small_artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a timing cache, and one that cannot be used."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"trt": OnThisGpu(), "device": FakeDevice("sm89"), "profiles": profiles(CONFIG)}
+    path = graph(small_artifacts, "fp16", "token_decoder")
+    built = [build_engine_here(path, stage("token_decoder"), CONFIG, **options)]
+    (cache,) = (tmp_path / "ldlm-engines").iterdir()
+    for content in (cache.read_bytes(), b"torn"):
+        cache.write_bytes(content)
+        built.append(build_engine_here(path, stage("token_decoder"), CONFIG, **options))
+        assert cache.read_bytes() != b"torn"
+    assert {engine.sms for engine in built} == {("sm89",)}
+    assert len({engine.plan for engine in built}) == 1
+
+
+def test_sizes_that_tensorrt_refuses(small_artifacts: Path) -> None:
+    """It takes sizes out of order without a word, and gives the profile no index."""
+    ranges = {"batch": AxisRange(1, 1, 1), "length": AxisRange(1, 2, 3)}
+    object.__setattr__(ranges["length"], "min", 9)
+    with pytest.raises(EngineBuildError, match="refuses profile 'custom'"):
+        build_engine(
+            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
+            sms=["sm89"], profiles={"custom": ranges},
+        )  # fmt: skip

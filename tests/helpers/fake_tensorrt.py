@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import hashlib
+import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from engines.runtime.ort import OrtStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
 from engines.tensorrt.device import Captured
-from export.stages import COMPILED, DYNAMIC, StageSpec, stage
+from export.stages import DYNAMIC, StageSpec, compiled, stage
 from ldlm.errors import EngineRunError
 
 Array = NDArray[Any]
@@ -45,8 +47,9 @@ Work = Callable[[], object]
 class FakeDevice:
     """`engines.tensorrt.device.Device` in host memory, and what was done with it.
 
-    As lazy as a device may be: work is done when someone waits for it, and no sooner. Memory is
-    filled with NaN.
+    As lazy as a device may be: work is done when someone waits for it, and no sooner, in the order
+    in which all threads have enqueued it. Memory is filled with NaN, also when it is freed. What
+    another thread enqueues into a capture, or frees there, is an error as on a GPU.
     """
 
     def __init__(self, sm: str = "sm89") -> None:
@@ -58,12 +61,20 @@ class FakeDevice:
         self.recording: list[Work] | None = None
         self.graphs: dict[int, list[Work]] = {}
         self.events: dict[int, float | None] = {}
+        self._numbers = itertools.count()
+        self._working = threading.RLock()  # one thing after the other
+        self._capturing: int | None = None  # which thread
         self.launches = self.captures = self.downloads = self.waits = 0
         self.can_capture = True
 
     def enqueue(self, work: Work) -> None:
         """Behind all other work, or into the graph that is being captured."""
+        if self._capturing not in (None, threading.get_ident()):
+            raise EngineRunError("a CUDA call failed", got="captured with another thread's work")
         (self.queue if self.recording is None else self.recording).append(work)
+
+    def use(self) -> None:
+        pass
 
     def allocate(self, size: int) -> int:
         block = np.full(size + 256, 0xFF, np.uint8)
@@ -74,7 +85,7 @@ class FakeDevice:
 
     def free(self, pointer: int) -> None:
         self._work_off()
-        del self.memory[pointer]
+        self.memory.pop(pointer).fill(0xFF)
 
     def stream(self) -> int:
         return 7
@@ -102,16 +113,18 @@ class FakeDevice:
         self._work_off()
 
     def event(self) -> int:
-        self.events[len(self.events)] = None
-        return len(self.events) - 1
+        number = next(self._numbers)
+        self.events[number] = None
+        return number
 
     def record(self, event: int, stream: int) -> None:
         self.events[event] = None
         self.enqueue(lambda: self.events.update({event: time.perf_counter()}))
 
     def wait(self, event: int) -> None:
-        while self.events[event] is None and self.queue:
-            self.queue.popleft()()
+        with self._working:
+            while self.events[event] is None and self.queue:
+                self.queue.popleft()()
 
     def elapsed(self, first: int, second: int) -> float:
         begin, end = self.events[first], self.events[second]
@@ -125,7 +138,7 @@ class FakeDevice:
     @contextmanager
     def capture(self, stream: int) -> Iterator[Captured]:
         captured = Captured()
-        self.recording = []
+        self.recording, self._capturing = [], threading.get_ident()
         try:
             yield captured
             if not self.can_capture:
@@ -134,11 +147,12 @@ class FakeDevice:
             captured.graph = self.captures
             self.graphs[captured.graph] = self.recording
         finally:
-            self.recording = None
+            self.recording = self._capturing = None
 
     def launch(self, graph: int, stream: int) -> None:
         self.launches += 1
-        self.queue.extend(self.graphs[graph])
+        for work in self.graphs[graph]:
+            self.enqueue(work)
 
     def forget(self, graph: int) -> None:
         del self.graphs[graph]
@@ -146,8 +160,9 @@ class FakeDevice:
     def _work_off(self) -> None:
         if self.recording is not None:
             raise EngineRunError("a CUDA call failed", got="cudaErrorStreamCaptureUnsupported")
-        while self.queue:
-            self.queue.popleft()()
+        with self._working:
+            while self.queue:
+                self.queue.popleft()()
 
 
 class ILogger:
@@ -264,9 +279,10 @@ class IExecutionContext:
         def work() -> None:
             inputs = [at(addresses[t.name], shapes[t.name], t.dtype) for t in spec.inputs]
             names = [tensor.name for tensor in spec.outputs]
-            for output, result in zip(
-                spec.outputs, self._engine.compute.run(names, *inputs), strict=True
-            ):
+            feeds = {t.name: array for t, array in zip(spec.inputs, inputs, strict=True)}
+            found = self._engine.compute.run(feeds, names)
+            for output in spec.outputs:
+                result = found[output.name]
                 at(addresses[output.name], result.shape, output.dtype)[...] = result
 
         self._engine.device.enqueue(work)
@@ -339,7 +355,7 @@ class FakeTensorRT:
     ) -> Callable[[], ICudaEngine]:
         def make() -> ICudaEngine:
             compute = OrtStage.from_artifacts(folder, manifest, entry.stage, entry.precision)
-            memory = 1024 * (1 + COMPILED.index(entry.stage))
+            memory = 1024 * (1 + compiled().index(entry.stage))
             return ICudaEngine(
                 self.device, stage(entry.stage), compute, len(entry.profiles), memory
             )
@@ -353,6 +369,6 @@ def runtime_of(*folders: Path, sm: str = "sm89") -> TrtRuntime:
     return TrtRuntime("rtx", device, FakeTensorRT(device, *folders))
 
 
-def stage_of(runtime: TrtRuntime, folder: Path, name: str, **options: Any) -> TrtStage:
+def stage_of(runtime: TrtRuntime, folder: Path, name: str) -> TrtStage:
     """A float32 stage of a folder."""
-    return TrtStage.from_artifacts(runtime, folder, folders.load(folder), name, "fp32", **options)
+    return TrtStage.from_artifacts(runtime, folder, folders.load(folder), name, "fp32")
