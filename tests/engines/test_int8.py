@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from files_of import copy_graphs
 
 from engines.artifacts import folder as folders
 from engines.artifacts.build import build_artifacts
@@ -104,7 +104,7 @@ def test_a_fault_is_noticed(
     from engines.proof.verify import _prove
     from export.stages import sharing
 
-    folder = Path(shutil.copytree(int8_artifacts / "onnx" / "int8", tmp_path / "onnx"))
+    folder = copy_graphs(int8_artifacts, "int8", tmp_path / "onnx")
     model = ir.load(folder / "denoiser.onnx")
     fault(model.graph)
     ir.save(model, folder / "denoiser.onnx", external_data="damaged.data")

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from files_of import data_path, graph_path
 
 from engines import OrtStage, compare
 from engines.artifacts import folder as folders
@@ -58,7 +59,7 @@ def test_a_float32_norm_between_half_casts_loads_at_every_level(
 ) -> None:
     """Case 1: one LayerNormalization with casts around it, not its parts, which do not load."""
     for name in ("denoiser", "latent_decoder"):
-        path = small_artifacts / "onnx" / "fp16" / f"{name}.onnx"
+        path = graph_path(small_artifacts, "fp16", name)
         found = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
         assert "LayerNormalization" in found
         assert not found & {"ReduceMean", "Pow", "Sqrt"}
@@ -123,7 +124,7 @@ def test_ids_are_the_argmax_of_the_logits(small: LDLM, small_artifacts: Path) ->
 
 def test_changed_files_are_refused(own_artifacts: Path) -> None:
     """Cases 13 and 15: cut, changed, renamed or missing; named before a runtime sees them."""
-    data = own_artifacts / "onnx" / "fp32" / "denoiser.onnx.data"
+    data = data_path(own_artifacts, "fp32", "denoiser")
     content = data.read_bytes()
     data.write_bytes(content[:-1])
     with pytest.raises(ArtifactError, match="is not the file that was made"):

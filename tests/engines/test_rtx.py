@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from files_of import graph_path
 
 from engines import build_engine
 from engines.artifacts import folder as folders
@@ -24,7 +25,7 @@ AMPERE_ON = ("sm80", "sm86", "sm89", "sm120")
 
 
 def graph(folder: Path, precision: str, name: str) -> Path:
-    return folder / "onnx" / precision / f"{name}.onnx"
+    return graph_path(folder, precision, name)
 
 
 def test_targets_are_those_of_the_installed_builder() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from files_of import graph_path
 from rich.console import Console
 
 from engines.artifacts import folder as folders
@@ -78,7 +79,7 @@ def swap_halves(model: ir.Model) -> None:
 def test_swapped_keys_and_values_are_seen_by_taps_alone(
     small: LDLM, own_artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = own_artifacts / "onnx" / "fp32" / "latent_decoder.onnx"
+    path = graph_path(own_artifacts, "fp32", "latent_decoder")
     model = ir.load(path)
     swap_halves(model)
     ir.save(model, path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from files_of import copy_graphs
 
 from export import precision
 from export.checks import check_graph
@@ -27,7 +27,7 @@ def check(folder: Path, name: str, small: LDLM, policy: str = "fp16") -> object:
 
 @pytest.fixture
 def folder(small_artifacts: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(small_artifacts / "onnx" / "fp16", tmp_path / "onnx"))
+    return copy_graphs(small_artifacts, "fp16", tmp_path / "onnx")
 
 
 def first(model: ir.Model, op_type: str) -> ir.Node:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from files_of import graph_path
 
 from export import STAGES, export_stage
 from export.exporter import example_inputs
@@ -23,7 +24,7 @@ NAMES = {"batch": "batch", "length": "length"}
 
 
 def load(folder: Path, precision: str, name: str) -> onnx.ModelProto:
-    return onnx.load(folder / "onnx" / precision / f"{name}.onnx", load_external_data=False)
+    return onnx.load(graph_path(folder, precision, name), load_external_data=False)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -32,7 +33,7 @@ def test_files_are_valid_onnx(small_artifacts: Path, precision: str, spec) -> No
     if spec not in sharing(spec.weights, precision):
         assert spec.role == "folded"  # nothing is folded in half
         return
-    path = small_artifacts / "onnx" / precision / f"{spec.name}.onnx"
+    path = graph_path(small_artifacts, precision, spec.name)
     onnx.checker.check_model(str(path), full_check=True)
     model = load(small_artifacts, precision, spec.name)
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 23)]
@@ -62,8 +63,8 @@ def test_both_token_decoders_share_one_weights_file(
     small: LDLM, small_artifacts: Path, precision: str
 ) -> None:
     """Case 12: and it is as large as the parameters that it holds, once."""
-    folder = small_artifacts / "onnx" / precision
-    assert {p.name for p in folder.glob("token*")} == {
+    folder = graph_path(small_artifacts, precision, "token_decoder").parent
+    assert {p.name for p in folder.iterdir()} == {
         "token_decoder.onnx", "token_decoder_logits.onnx", "token_decoder.onnx.data",
     }  # fmt: skip
     ids, logits = (
@@ -91,7 +92,7 @@ def test_export_is_repeatable(small: LDLM, small_artifacts: Path, tmp_path: Path
     """Case 17: the same input gives the same bytes."""
     for graph in export_stage(small, "token_decoder", "fp16", tmp_path):
         for path in (graph.path, graph.data):
-            theirs = small_artifacts / "onnx" / "fp16" / path.name
+            theirs = graph_path(small_artifacts, "fp16", "token_decoder").with_name(path.name)
             digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in (path, theirs)]
             assert digests[0] == digests[1], path.name
     assert not list(tmp_path.glob(".partial*"))
@@ -119,7 +120,7 @@ def test_nothing_is_written_when_the_export_fails(
 def test_widen_leaves_no_half_tensor(small_artifacts: Path) -> None:
     import onnx_ir as ir
 
-    model = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser.onnx")
+    model = ir.load(graph_path(small_artifacts, "fp16", "denoiser"))
     before = [v.dtype for v in model.graph.initializers.values()]
     assert any(dtype in HALF for dtype in before)
     assert widen(model) > 0
@@ -131,7 +132,7 @@ def test_widen_leaves_no_half_tensor(small_artifacts: Path) -> None:
 def test_argmax_tail_skips_the_cast(small_artifacts: Path) -> None:
     import onnx_ir as ir
 
-    path = small_artifacts / "onnx" / "fp16" / "token_decoder_logits.onnx"
+    path = graph_path(small_artifacts, "fp16", "token_decoder_logits")
     model = ir.load(path)
     assert model.graph.outputs[0].producer().op_type == "Cast"
     assert argmax_tail(model, "token_ids") == 1
@@ -144,7 +145,7 @@ def test_argmax_tail_skips_the_cast(small_artifacts: Path) -> None:
 def test_the_island_is_on_both_sides_of_every_norm(small_artifacts: Path) -> None:
     """Case 2: dtypes around each norm, read from the final file by ONNX's own inference."""
     for name, norms in (("denoiser", 5), ("latent_decoder", 3), ("token_decoder", 4)):
-        path = small_artifacts / "onnx" / "fp16" / f"{name}.onnx"
+        path = graph_path(small_artifacts, "fp16", name)
         graph = onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True).graph
         types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
         types |= {i.name: i.data_type for i in graph.initializer}

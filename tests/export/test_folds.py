@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from files_of import graph_path
 from numpy.typing import NDArray
 
 from engines import compare
@@ -40,7 +41,7 @@ def expected(config: LDLMConfig) -> dict[str, int]:
 
 
 def load(folder: Path, name: str = "latent_decoder", precision: str = "fp32") -> ir.Model:
-    return ir.load(folder / "onnx" / precision / f"{name}.onnx")
+    return ir.load(graph_path(folder, precision, name))
 
 
 def run(model: ir.Model, **feeds: Array) -> Array:
@@ -149,7 +150,7 @@ def test_the_first_state_is_computed_no_more(small_artifacts: Path) -> None:
 
 def test_the_exported_file_is_as_specified(small_artifacts: Path, small: LDLM) -> None:
     spec, sizes = stage("latent_decoder_folded"), {axis: axis for axis in DYNAMIC}
-    path = small_artifacts / "onnx" / "fp32" / f"{spec.name}.onnx"
+    path = graph_path(small_artifacts, "fp32", spec.name)
     model = ir.load(path)
     values = (*model.graph.inputs, *model.graph.outputs)
     found = [(value.name, [str(d) for d in value.shape]) for value in values]

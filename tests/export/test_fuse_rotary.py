@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from files_of import copy_graphs, graph_path
 
 from engines import OrtStage, compare
 from engines.proof.inputs import stage_inputs
@@ -27,7 +27,7 @@ MOVED = {"Transpose", "Neg"}
 
 
 def plain(folder: Path, precision: str = "fp32", name: str = "denoiser") -> ir.Model:
-    return ir.load(folder / "onnx" / precision / f"{name}.onnx")
+    return ir.load(graph_path(folder, precision, name))
 
 
 def outputs(model: ir.Model, small: LDLM, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +147,7 @@ def test_a_step_with_heads_moved_to_and_fro_is_refused(
     small_artifacts: Path, small: LDLM, tmp_path: Path
 ) -> None:
     """What a change of the traced pattern would do: the pass fits nothing, and nobody notices."""
-    own = Path(shutil.copytree(small_artifacts / "onnx" / "fp32", tmp_path / "onnx"))
+    own = copy_graphs(small_artifacts, "fp32", tmp_path / "onnx")
     path, spec = own / "denoiser_step.onnx", stage("denoiser_step")
     rules = policies.POLICIES["fp32"]
     model = ir.load(path)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from files_of import graph_path
 from numpy.typing import NDArray
 
 from engines import compare
@@ -31,7 +32,7 @@ SHAPE = (3, 17, 128)
 
 
 def load(folder: Path, name: str, precision: str = "fp32") -> ir.Model:
-    return ir.load(folder / "onnx" / precision / f"{name}.onnx")
+    return ir.load(graph_path(folder, precision, name))
 
 
 def run(model: ir.Model, **feeds: Array) -> list[Array]:
@@ -42,7 +43,7 @@ def run(model: ir.Model, **feeds: Array) -> list[Array]:
 
 
 def ort_stage(folder: Path, small: LDLM, name: str) -> OrtStage:
-    return OrtStage(folder / "onnx" / "fp32" / f"{name}.onnx", stage(name), small.config)
+    return OrtStage(graph_path(folder, "fp32", name), stage(name), small.config)
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:
@@ -118,15 +119,15 @@ def test_the_norms_of_a_step_read_their_gain_and_bias_from_the_table(
 def test_the_loops_graphs_bring_no_weights_of_their_own(
     small_artifacts: Path, name: str, precision: str
 ) -> None:
-    folder = small_artifacts / "onnx" / precision
-    path = folder / f"{name}.onnx"
+    path = graph_path(small_artifacts, precision, name)
     assert path.stat().st_size < 100_000
     initializers = onnx.load(path, load_external_data=False).graph.initializer
     places = [e.value for i in initializers for e in i.external_data if e.key == "location"]
     assert set(places) == {"denoiser.onnx.data"}
     folded = {"latent_decoder_folded"} if precision == "fp32" else set()
     expected = {"denoiser", "latent_decoder", "token_decoder"} | folded
-    assert {data.name for data in folder.glob("*.data")} == {f"{n}.onnx.data" for n in expected}
+    folder = small_artifacts / "onnx" / precision
+    assert {data.name for data in folder.glob("*/*.data")} == {f"{n}.onnx.data" for n in expected}
 
 
 def torch_rows(small: LDLM) -> list[torch.Tensor]:

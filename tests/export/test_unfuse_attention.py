@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+from files_of import graph_path
 
 from engines import compare
 from engines.compile.rtx import layer_dtypes
@@ -26,7 +27,7 @@ FUSED = {"denoiser": 2, "denoiser_step": 2, "token_decoder_logits": 2, "latent_d
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", FUSED)
 def test_how_often_it_fires(small_artifacts: Path, name: str, precision: str) -> None:
-    model = ir.load(small_artifacts / "onnx" / precision / f"{name}.onnx")
+    model = ir.load(graph_path(small_artifacts, precision, name))
     assert unfuse_attention(model) == FUSED[name]
     assert not [node for node in model.graph if node.op_type == "Attention"]
     assert sum(node.op_type == "Softmax" for node in model.graph) == 2
@@ -40,11 +41,10 @@ def test_it_computes_the_same(small_artifacts: Path, small: LDLM) -> None:
     spec = compared("denoiser")
     inputs = stage_inputs(spec, small.config, 2, 17)
     expected = TorchStage(small, spec)(*inputs)
-    folder = small_artifacts / "onnx"
-    with _unfused(folder / "fp32" / "denoiser.onnx") as path:
+    with _unfused(graph_path(small_artifacts, "fp32", "denoiser")) as path:
         assert compare(OrtStage(path, spec, small.config)(*inputs), expected).relative_l2 < 1e-5
     for precision in ("fp16", "bf16"):
-        fused = folder / precision / "denoiser.onnx"
+        fused = graph_path(small_artifacts, precision, "denoiser")
         with _unfused(fused) as path:
             errors = [
                 compare(EvaluatorStage(p, spec)(*inputs), expected).relative_l2
@@ -57,7 +57,7 @@ def test_the_loops_rows_unfused_compute_the_same(small_artifacts: Path, small: L
     """The file that engines are built of: its attention reads rows, and splits them here."""
     spec = stage("denoiser_step")
     inputs = stage_inputs(spec, small.config, 2, 17)
-    path = small_artifacts / "onnx" / "fp32" / "denoiser_step.onnx"
+    path = graph_path(small_artifacts, "fp32", "denoiser_step")
     expected = OrtStage(path, spec, small.config)(*inputs)
     with _unfused(path) as changed:
         assert compare(OrtStage(changed, spec, small.config)(*inputs), expected).relative_l2 < 1e-5
@@ -68,7 +68,7 @@ def test_the_loops_rows_unfused_compute_the_same(small_artifacts: Path, small: L
 
 @pytest.mark.parametrize("name", ["is_causal", "kv_num_heads"])
 def test_an_attention_that_is_not_ours_is_refused(small_artifacts: Path, name: str) -> None:
-    model = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser.onnx")
+    model = ir.load(graph_path(small_artifacts, "fp16", "denoiser"))
     node = next(node for node in model.graph if node.op_type == "Attention")
     node.attributes[name] = ir.AttrInt64(name, 1)
     with pytest.raises(GraphCheckError, match="not plain"):
@@ -78,7 +78,7 @@ def test_an_attention_that_is_not_ours_is_refused(small_artifacts: Path, name: s
 def test_tensorrt_builds_it(small_artifacts: Path, small: LDLM) -> None:
     """Case 8: the network has no attention layer, and its softmax is in float32."""
     spec = compared("denoiser")
-    path = small_artifacts / "onnx" / "fp16" / "denoiser.onnx"
+    path = graph_path(small_artifacts, "fp16", "denoiser")
     with _unfused(path) as changed:
         layers = layer_dtypes(changed, spec)
     assert not [kind for kind, _ in layers if "ATTENTION" in kind]
