@@ -15,13 +15,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ldlm.errors import DiskSpaceError, LDLMError
+from ldlm.errors import ArtifactError, DiskSpaceError, LDLMError
 
 log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 PARTIAL = ".partial-"
-COMMIT = ".commit"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -94,7 +93,7 @@ def staging_folder(parent: Path) -> Iterator[Path]:
 def is_in_use(partial: Path) -> bool:
     """Whether the process that made a temporary folder is alive, or the folder is not ours."""
     name = re.fullmatch(rf"{re.escape(PARTIAL)}(\d{{1,9}})-\w+", partial.name)
-    if name is None or _alive(int(name.group(1))):
+    if name is None or partial.is_symlink() or _alive(int(name.group(1))):
         return True
     try:
         descriptor = os.open(partial, os.O_RDONLY)
@@ -110,8 +109,8 @@ def is_in_use(partial: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a whole folder; that it is gone already is no error."""
-    if path.is_dir():
+    """Delete a file, a link or a whole folder; that it is gone already is no error."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -123,6 +122,47 @@ def publish(source: Path, target: Path) -> None:
         _fsync(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
+        _fsync(target.parent)
+
+
+def sync_folder(source: Path) -> None:
+    """Bring a finished folder to the disk, so that what is left to do for it is one rename."""
+    with disk_errors(source):
+        for path in (*source.rglob("*"), source):
+            _fsync(path)
+
+
+def publish_new(source: Path, folder: Path, place: str) -> str:
+    """Move a synced folder to a place of its own; what stands anywhere is never replaced.
+
+    Args:
+        source: the finished folder.
+        folder: the folder that it shall be in.
+        place: the path below it. Where something stands there, "-2" and so on is appended.
+
+    Returns:
+        The path below `folder` that it got.
+    """
+    name, number = place, 1
+    with disk_errors(folder / place):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        while not _renamed(source, folder / name):
+            number += 1
+            name = f"{place}-{number}"
+        for parent in (folder / name).parents[: len(Path(name).parts)]:
+            _fsync(parent)
+    return name
+
+
+def _renamed(source: Path, target: Path) -> bool:
+    """Rename a folder, unless something stands there."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        return False
+    return True
 
 
 def write_whole(target: Path, content: bytes) -> None:
@@ -178,38 +218,6 @@ def publish_folder(source: Path, target: Path) -> None:
                 raise
 
 
-def commit(staging: Path, folder: Path, last: str) -> None:
-    """Put every file of a finished staging folder into its place below `folder`: all, or none.
-
-    Renaming the staging folder is the moment. Before it the old files stand; after it the new
-    ones do, even if this process dies while it moves them: `finish_commit` goes on.
-    Hold the folder's lock.
-    """
-    with disk_errors(folder):
-        for path in staging.rglob("*"):
-            _fsync(path)
-        _fsync(staging)
-        staging.rename(folder / COMMIT)
-        _fsync(folder)
-    finish_commit(folder, last)
-
-
-def finish_commit(folder: Path, last: str) -> None:
-    """Move what a commit that was cut has left; the file named `last` goes last.
-
-    Hold the folder's lock.
-    """
-    source = folder / COMMIT
-    if not source.is_dir():
-        return
-    left = [path for path in source.rglob("*") if path.is_file()]
-    for path in sorted(left, key=lambda path: path == source / last):
-        target = folder / path.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-    shutil.rmtree(source)
-
-
 def cache_folder() -> Path:
     """The user's folder for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ldlm-engines"
@@ -229,11 +237,7 @@ def read_text(path: Path, error: type[LDLMError], what: str) -> str:
 
 @contextlib.contextmanager
 def locked(
-    folder: Path,
-    name: str = LOCK,
-    *,
-    shared: bool = False,
-    waiting: Callable[[], None] = lambda: None,
+    folder: Path, name: str = LOCK, *, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Wait for, and hold, a lock of the folder; the system releases it if the process dies.
 
@@ -241,17 +245,37 @@ def locked(
         folder: whose lock.
         name: the plain one is for reading, changing and writing one of the folder's files;
             others, which begin with its name, for what takes long.
-        shared: together with others who ask for it shared.
         waiting: told once, if another process holds it.
+
+    Raises:
+        ArtifactError: a link stands where the lock's file should be.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    with (folder / name).open("w") as file:
+    path = folder / name
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise a_link(path) from error
+        raise
+    try:
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             waiting()
-            fcntl.flock(file, kind)
+            fcntl.flock(held, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(held)
+
+
+def a_link(path: Path) -> ArtifactError:
+    """The error for a link among what would be written, moved or deleted."""
+    return ArtifactError(
+        f"{path} is a link",
+        expected="a file or folder of its own: what is written, moved or deleted follows no link",
+        got=f"a link to {path.readlink()}",
+        remedy="remove the link, or choose another folder",
+    )
 
 
 def _alive(pid: int) -> bool:

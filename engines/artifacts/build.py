@@ -10,13 +10,12 @@ from engines.artifacts import folder as folders
 from engines.artifacts import ingredients
 from engines.artifacts.digests import Digests
 from engines.artifacts.ingredients import Decision
-from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
+from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry
 from engines.compile.target import Target
 from engines.tensorrt.profiles import Profiles
 from export.precision import Precision
 from export.stages import compiled, stage
 from ldlm import files
-from ldlm.errors import ArtifactError
 
 
 def build_artifacts(
@@ -72,19 +71,51 @@ def _update_engine(
     digests: Digests,
     progress: Callable[[str, int, int], None],
 ) -> tuple[str, ...]:
-    """Build an engine if anything has changed; what that was."""
-    manifest = folders.load(folder)  # it may be newer than `graph`
-    graph = manifest.graph(graph.precision, graph.stage)
-    if not stage(graph.stage).dynamic:
-        profiles = {}
-    made_from = ingredients.engine_ingredients(
-        graph.graph.sha256, graph.data.sha256, target, profiles
-    )
-    entry = manifest.engine(graph.precision, graph.stage, target.name)
-    reasons = _engine_reasons(folder, entry, made_from, digests)
-    if reasons:
-        file = _build(folder, manifest, graph, target, profiles, made_from, progress)
-        digests.note(folder / file.path, file.sha256)
+    """Build an engine if anything has changed, and commit it; what that was."""
+    with folders.reading(folder) as manifest:  # it may be newer than `graph`
+        graph = manifest.graph(graph.precision, graph.stage)
+        ranges = profiles if stage(graph.stage).dynamic else {}
+        made_from = ingredients.engine_ingredients(
+            graph.graph.sha256, graph.data.sha256, target, ranges
+        )
+        old = manifest.engine(graph.precision, graph.stage, target.name)
+        if not (reasons := _engine_reasons(folder, old, made_from, digests)):
+            return ()
+        what = f"{graph.precision} {graph.stage}"
+        kept = f"engines/{graph.precision}/{target.name}/"
+        files.require_space(folder / kept / f"{graph.stage}.engine", int(1.1 * graph.data.bytes))
+        built = target.build(
+            graph.verified(folder),
+            stage(graph.stage),
+            manifest.config,
+            ranges,
+            lambda phase, step, steps: progress(f"{what}: {phase}", step, steps),
+        )
+    with files.staging_folder(folder) as staging:
+        path = staging / "engine" / f"{graph.stage}.engine"
+        with files.disk_errors(folder / kept / path.name):
+            path.parent.mkdir()
+            path.write_bytes(built.plan)
+        files.sync_folder(path.parent)
+        file = FileEntry.of(path.parent, path)
+        with folders.updated(folder) as manifest:
+            place = folders.place(kept, graph.stage, made_from)
+            entry = EngineEntry(
+                stage=graph.stage,
+                precision=graph.precision,
+                target=target.name,
+                engine=file.under(files.publish_new(path.parent, folder, place)),
+                made_from=made_from,
+                sms=built.sms,
+                refused=built.refused,
+                profiles={name: dict(axes) for name, axes in ranges.items()},
+                builder=built.builder,
+                seconds=round(built.seconds, 2),
+            )
+            manifest.put_engine(entry)
+            # No build would ever replace an engine of a stage that is compiled no more.
+            manifest.engines = [e for e in manifest.engines if e.stage in compiled()]
+            digests.note(folder / entry.engine.path, file.sha256)
     return reasons
 
 
@@ -99,52 +130,3 @@ def _engine_reasons(
     if not digests.is_same(folder / entry.engine.path, entry.engine.sha256):
         return (f"{entry.engine.path} is not the file that was made",)
     return ()
-
-
-def _build(
-    folder: Path,
-    manifest: Manifest,
-    graph: GraphEntry,
-    target: Target,
-    profiles: Profiles,
-    made_from: dict[str, str],
-    progress: Callable[[str, int, int], None],
-) -> FileEntry:
-    what = f"{graph.precision} {graph.stage}"
-    place = Path("engines", graph.precision, target.name, f"{graph.stage}.engine")
-    files.require_space(folder / place, int(1.1 * graph.data.bytes))
-    built = target.build(
-        graph.verified(folder),
-        stage(graph.stage),
-        manifest.config,
-        profiles,
-        lambda phase, step, steps: progress(f"{what}: {phase}", step, steps),
-    )
-    with files.staging_folder(folder) as staging:
-        path = staging / place
-        with files.disk_errors(folder / place):
-            path.parent.mkdir(parents=True)
-            path.write_bytes(built.plan)
-        entry = EngineEntry(
-            stage=graph.stage,
-            precision=graph.precision,
-            target=target.name,
-            engine=FileEntry.of(staging, path),
-            made_from=made_from,
-            sms=built.sms,
-            refused=built.refused,
-            profiles={name: dict(axes) for name, axes in profiles.items()},
-            builder=built.builder,
-            seconds=round(built.seconds, 2),
-        )
-        folders.commit(folder, staging, lambda present: _with_engine(folder, present, entry))
-    return entry.engine
-
-
-def _with_engine(folder: Path, manifest: Manifest | None, entry: EngineEntry) -> Manifest:
-    if manifest is None:
-        raise ArtifactError("the artifacts were removed while an engine was built", got=folder)
-    manifest.put_engine(entry)
-    # No build would ever replace an engine of a stage that is compiled no more.
-    manifest.engines = [e for e in manifest.engines if e.stage in compiled()]
-    return manifest

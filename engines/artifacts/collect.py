@@ -10,9 +10,6 @@ from engines.artifacts.manifest import Manifest
 from ldlm import files
 from ldlm.errors import ArtifactError
 
-# Only what has the form of a file of ours is ever looked at.
-PATTERNS = ("onnx/*/*.onnx", "onnx/*/*.onnx.data", "engines/*/*/*.engine")
-
 
 @dataclass(frozen=True)
 class Leftover:
@@ -23,34 +20,32 @@ class Leftover:
     reason: str
 
 
-def unlisted(folder: Path, manifest: Manifest) -> list[Path]:
-    """Graphs and engines that the manifest does not speak of."""
-    known = manifest.listed()
-    found = (path for pattern in PATTERNS for path in sorted(folder.glob(pattern)))
-    return [path for path in found if path.relative_to(folder).as_posix() not in known]
-
-
 def leftovers(folder: Path) -> list[Leftover]:
-    """What can go: unlisted files, and what killed processes left.
+    """What can go: files that the manifest does not speak of, and what killed processes left.
 
     Raises:
-        ArtifactError: there are no artifacts, or their manifest is damaged.
+        ArtifactError: there are no artifacts, their manifest is damaged, or a link is among them.
     """
-    return _leftovers(folder, folders.load(folder))
+    manifest = folders.load(folder)
+    folders.require_no_links(folder)
+    known = manifest.listed()
+    found = {path: "not in the manifest" for p in folders.PATTERNS for path in folder.glob(p)}
+    dead = [path for path in folder.glob(f"{files.PARTIAL}*") if not files.is_in_use(path)]
+    found |= dict.fromkeys(dead, "left by a process that died")
+    return [
+        Leftover(path, _size(path), reason)
+        for path, reason in sorted(found.items())
+        if path.relative_to(folder).as_posix() not in known
+    ]
 
 
 def collect(folder: Path) -> list[Leftover]:
-    """Delete what can go, while nobody writes; what it was.
+    """Delete what can go, while nobody writes or reads; what it was.
 
     Raises:
         ArtifactError: as `leftovers`.
     """
-    folders.load(folder)  # before a lock is made in what may be no folder of ours
-    with folders.held(folder) as manifest:
-        found = _leftovers(folder, manifest)
-        for item in found:
-            files.remove(item.path)
-    return found
+    return _delete(folder, leftovers(folder))
 
 
 def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
@@ -59,17 +54,9 @@ def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
     Raises:
         ArtifactError: there are no artifacts, or none in this precision.
     """
-
-    def without(manifest: Manifest | None) -> Manifest:
-        if manifest is None:
-            raise ArtifactError("the artifacts were removed", got=folder)
-        manifest.graphs = [e for e in manifest.graphs if e.precision != precision]
-        manifest.engines = [e for e in manifest.engines if e.precision != precision]
-        manifest.policies.pop(precision, None)
-        return manifest
-
-    present = folders.load(folder)
-    paths = sorted(present.listed() - without(folders.load(folder)).listed())
+    present, left = folders.load(folder), folders.load(folder)
+    _take_out(left, precision)
+    paths = sorted(present.listed() - left.listed())
     if not paths:
         known = ", ".join(dict.fromkeys(e.precision for e in present.graphs))
         raise ArtifactError("nothing is there in this precision", expected=known, got=precision)
@@ -79,22 +66,26 @@ def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
         if (folder / path).exists()
     ]
     if delete:
-        with files.staging_folder(folder) as staging:
-            folders.commit(folder, staging, without)
+        with folders.updated(folder) as manifest:
+            _take_out(manifest, precision)
+        _delete(folder, found)  # what a reader held has not gone yet
     return found
 
 
-def _leftovers(folder: Path, manifest: Manifest) -> list[Leftover]:
-    found = [
-        Leftover(path, path.stat().st_size, "not in the manifest")
-        for path in unlisted(folder, manifest)
-    ]
-    found += [
-        Leftover(path, _size(path), "left by a process that died")
-        for path in sorted(folder.rglob(f"{files.PARTIAL}*"))
-        if not files.is_in_use(path)
-    ]
-    return found
+def _take_out(manifest: Manifest, precision: str) -> None:
+    manifest.graphs = [e for e in manifest.graphs if e.precision != precision]
+    manifest.engines = [e for e in manifest.engines if e.precision != precision]
+    manifest.policies.pop(precision, None)
+
+
+def _delete(folder: Path, found: list[Leftover]) -> list[Leftover]:
+    """Delete what the manifest still does not speak of when nobody writes or reads."""
+    with files.locked(folder), folders.unread(folder, wait=True):
+        known = folders.load(folder).listed()
+        gone = {item.path.relative_to(folder).as_posix(): item for item in found}
+        gone = {name: item for name, item in gone.items() if name not in known}
+        folders.delete(folder, gone)
+    return list(gone.values())
 
 
 def _size(path: Path) -> int:

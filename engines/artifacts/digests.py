@@ -75,5 +75,6 @@ class Digests:
     def save(self) -> None:
         """Keep what was learned, where the folder exists."""
         if self._changed and self._path.parent.is_dir():
-            files.write_if_possible(self._path, json.dumps(self._known).encode())
+            known = {path: entry for path, entry in self._known.items() if os.path.lexists(path)}
+            files.write_if_possible(self._path, json.dumps(known).encode())
             self._changed = False

@@ -1,8 +1,8 @@
 """Filling an artifacts folder with the graphs of a checkpoint.
 
 Only what has changed is made again (`engines.artifacts.ingredients`). Every file appears together
-with the manifest that speaks of it (`engines.artifacts.folder.commit`), so that a process that dies
-at any moment leaves the old artifact or the new one.
+with the manifest that speaks of it (`engines.artifacts.folder`), so that a process that dies at any
+moment leaves the old artifact or the new one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 TOOLS = dict.fromkeys(
     [*ingredients.GRAPH_TOOLS, *ingredients.ENGINE_TOOLS, *ingredients.PROOF_TOOLS]
 )
-EXPORTS = f"{files.LOCK}-exports"
 Progress = Callable[[str], None]
 
 
@@ -83,54 +82,20 @@ class Source:
         """A manifest without graphs."""
         return Manifest(self.folder.resolve().name, self.digest, self.config)
 
-    def put_tokenizer(self, staging: Path, manifest: Manifest) -> None:
-        """Stage tokenizer.json, where there is one.
+    def stage_tokenizer(self, staging: Path) -> FileEntry | None:
+        """Write tokenizer.json into a folder in `staging`, where there is one.
 
         Raises:
             TokenizerError: it does not fit the model.
         """
-        manifest.tokenizer = None
-        if self.tokenizer is not None:
-            tokenizers.parse(self.tokenizer, self.config)
-            path = staging / manifests.TOKENIZER
-            path.write_text(self.tokenizer, "utf-8")
-            manifest.tokenizer = FileEntry.of(staging, path)
-
-
-def export_artifacts(
-    checkpoint: Path, folder: Path, precisions: Sequence[str], progress: Progress
-) -> list[Decision]:
-    """Export every stage of a checkpoint in every precision, as far as it has changed.
-
-    What is finished stays usable if the rest fails. Where the folder holds another checkpoint's
-    graphs, those stay until all new ones are there, and go at one moment.
-
-    Returns:
-        For every stage and precision, whether it was exported and why.
-
-    Raises:
-        ConfigError, CheckpointError, ExportError, DiskSpaceError: as the steps; ArtifactError when
-            the folder is not one of ours.
-    """
-    require_ours(folder)
-    digests = Digests(folder)
-    source = Source.of(checkpoint, digests)
-    wanted = [Wanted.of(source, name, weights) for name in precisions for weights in components()]
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def waiting() -> None:
-        progress(f"waiting for another export into {folder}")
-
-    while True:
-        if _replaces(folder, source):
-            with files.locked(folder, EXPORTS, waiting=waiting):
-                if _replaces(folder, source):  # still: another process may have done it meanwhile
-                    return _replace(folder, source, wanted, digests, progress)
-        with files.locked(folder, EXPORTS, shared=True, waiting=waiting):
-            if not _replaces(folder, source):  # still
-                decisions = _update(folder, source, wanted, digests, progress)
-                digests.save()
-                return decisions
+        if self.tokenizer is None:
+            return None
+        tokenizers.parse(self.tokenizer, self.config)
+        path = staging / "tokenizer" / manifests.TOKENIZER
+        path.parent.mkdir()
+        path.write_text(self.tokenizer, "utf-8")
+        files.sync_folder(path.parent)
+        return FileEntry.of(path.parent, path)
 
 
 @dataclass(frozen=True)
@@ -155,11 +120,51 @@ class Wanted:
         return f"{self.precision} {self.weights}"
 
 
-def _replaces(folder: Path, source: Source) -> bool:
-    if not folders.exists(folder):
-        return False
-    manifest = folders.load(folder)
-    return bool(manifest.graphs) and not source.is_of(manifest)
+def export_artifacts(
+    checkpoint: Path, folder: Path, precisions: Sequence[str], progress: Progress
+) -> list[Decision]:
+    """Export every stage of a checkpoint in every precision, as far as it has changed.
+
+    What is finished stays usable if the rest fails. Where the folder holds another checkpoint's
+    graphs, or an older version's, those stay until all new ones are there, and go at one moment.
+
+    Returns:
+        For every stage and precision, whether it was exported and why.
+
+    Raises:
+        ConfigError, CheckpointError, ExportError, DiskSpaceError: as the steps; ArtifactError when
+            the folder is not one of ours, or is given to another checkpoint meanwhile.
+    """
+    require_ours(folder)
+    digests = Digests(folder)
+    source = Source.of(checkpoint, digests)
+    wanted = [Wanted.of(source, name, weights) for name in precisions for weights in components()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if _replaces(folder, source):
+            waiting = functools.partial(progress, f"waiting for another export into {folder}")
+            with files.locked(folder, f"{files.LOCK}-exports", waiting=waiting):
+                if reasons := _replaces(folder, source):  # still
+                    _replace(folder, source, wanted, digests, progress)
+                    return [Decision(str(item), reasons) for item in wanted]
+        _begin(folder, source, digests)
+        return [_update(folder, source, item, digests, progress) for item in wanted]
+    finally:
+        _model.cache_clear()
+        digests.save()
+
+
+def _replaces(folder: Path, source: Source) -> tuple[str, ...]:
+    """Why everything is made anew, to take the old files' place at one moment; else nothing."""
+    if folders.is_older(folder):
+        return ("made by an older version",)
+    old = folders.find(folder)
+    if old is None or not old.graphs or source.is_of(old):
+        return ()
+    return ingredients.changes(
+        {"weights": old.checkpoint, "config": text_digest(old.config.to_json())},
+        {"weights": source.digest, "config": text_digest(source.config.to_json())},
+    )
 
 
 def _replace(
@@ -168,91 +173,75 @@ def _replace(
     wanted: Sequence[Wanted],
     digests: Digests,
     progress: Progress,
-) -> list[Decision]:
-    """Export everything beside the old files, then exchange them at one moment."""
-    old = folders.load(folder)
-    reasons = ingredients.changes(
-        {"weights": old.checkpoint, "config": text_digest(old.config.to_json())},
-        {"weights": source.digest, "config": text_digest(source.config.to_json())},
-    )
-    progress(f"in place of the artifacts of another checkpoint, {old.name}")
-    model = _load(source, digests, progress)
-    manifest = source.fresh()
+) -> None:
+    """Export everything beside the old files, then let the manifest speak of the new ones."""
+    old = folders.find(folder)
+    progress(f"in place of the artifacts of {old.name if old else 'an older version'}")
+
+    def begin(present: Manifest | None) -> Manifest:
+        if present is not None and present.graphs and _origin(present) != _origin(old):
+            source.require_of(present)
+        return source.fresh()
+
     with files.staging_folder(folder) as staging:
-        source.put_tokenizer(staging, manifest)
-        for item in wanted:
-            progress(str(item))
-            _put(manifest, item.precision, _export(model, item, staging))
-        folders.commit(folder, staging, lambda _: manifest)
-    _note(folder, digests, manifest.graphs, manifest.tokenizer)
-    digests.save()
+        tokenizer = source.stage_tokenizer(staging)
+        made = [_export(folder, source, item, staging, progress) for item in wanted]
+        with folders.updated(folder, begin) as manifest:
+            _put_tokenizer(folder, staging, tokenizer, manifest, digests)
+            for item, entries in zip(wanted, made, strict=True):
+                _put(folder, staging, item, entries, manifest, digests)
     for name in (manifests.PARITY, manifests.QUALITY):
         (folder / name).unlink(missing_ok=True)
-    return [Decision(str(item), reasons) for item in wanted]
 
 
-def _update(
-    folder: Path,
-    source: Source,
-    wanted: Sequence[Wanted],
-    digests: Digests,
-    progress: Progress,
-) -> list[Decision]:
-    """Export graph by graph what has changed; each is committed when it is done."""
-    _begin(folder, source, digests)
-    decisions = []
-    model: LDLM | None = None
-    for item in wanted:
-        lock = f"{files.LOCK}-{item.precision}-{item.weights}"
-        waiting = functools.partial(progress, f"waiting for another export of {item}")
-        with files.locked(folder, lock, waiting=waiting):
-            reasons = _graph_reasons(folders.load(folder), folder, item, digests)
-            decisions.append(Decision(str(item), reasons))
-            if not reasons:
-                continue
-            model = model or _load(source, digests, progress)
-            progress(str(item))
-            with files.staging_folder(folder) as staging:
-                entries = _export(model, item, staging)
-                folders.commit(folder, staging, _adding(source, item.precision, entries))
-            _note(folder, digests, entries)
-    return decisions
-
-
-def _note(
-    folder: Path, digests: Digests, graphs: Sequence[GraphEntry], tokenizer: FileEntry | None = None
-) -> None:
-    """What was just written need not be read again."""
-    found = [file for entry in graphs for file in (entry.graph, entry.data)]
-    for file in [*found, *([tokenizer] if tokenizer is not None else [])]:
-        digests.note(folder / file.path, file.sha256)
+def _origin(manifest: Manifest | None) -> tuple[str, LDLMConfig] | None:
+    return (manifest.checkpoint, manifest.config) if manifest is not None else None
 
 
 def _begin(folder: Path, source: Source, digests: Digests) -> None:
     """A manifest to add to, and the checkpoint's present tokenizer."""
+
+    def begin(present: Manifest | None) -> Manifest:
+        if present is not None and present.graphs:
+            source.require_of(present)
+        return present if present is not None and source.is_of(present) else source.fresh()
+
     with files.locked(folder, f"{files.LOCK}-tokenizer"):
-        if folders.exists(folder):
-            manifest = folders.load(folder)
+        manifest = folders.find(folder)
+        if manifest is not None and source.is_of(manifest):
             entry = manifest.tokenizer
-            if source.is_of(manifest) and (
-                source.tokenizer is None
-                if entry is None
-                else entry.sha256 == text_digest(source.tokenizer or "")
-                and digests.is_same(folder / entry.path, entry.sha256)
+            digest = None if source.tokenizer is None else text_digest(source.tokenizer)
+            if (entry.sha256 if entry else None) == digest and (
+                entry is None or digests.is_same(folder / entry.path, entry.sha256)
             ):
                 return
         with files.staging_folder(folder) as staging:
+            tokenizer = source.stage_tokenizer(staging)
+            with folders.updated(folder, begin) as manifest:
+                _put_tokenizer(folder, staging, tokenizer, manifest, digests)
 
-            def change(present: Manifest | None) -> Manifest:
-                if present is not None and present.graphs:
-                    source.require_of(present)
-                ours = present is not None and source.is_of(present)
-                manifest = present if present is not None and ours else source.fresh()
-                source.put_tokenizer(staging, manifest)
-                return manifest
 
-            manifest = folders.commit(folder, staging, change)
-        _note(folder, digests, [], manifest.tokenizer)
+def _update(
+    folder: Path, source: Source, item: Wanted, digests: Digests, progress: Progress
+) -> Decision:
+    """Export a graph if anything has changed, and commit it."""
+
+    def begin(present: Manifest | None) -> Manifest:
+        if present is None:
+            raise ArtifactError("the artifacts were removed during the export", got=folder)
+        source.require_of(present)
+        return present
+
+    lock = f"{files.LOCK}-{item.precision}-{item.weights}"
+    waiting = functools.partial(progress, f"waiting for another export of {item}")
+    with files.locked(folder, lock, waiting=waiting):
+        reasons = _graph_reasons(begin(folders.find(folder)), folder, item, digests)
+        if reasons:
+            with files.staging_folder(folder) as staging:
+                entries = _export(folder, source, item, staging, progress)
+                with folders.updated(folder, begin) as manifest:
+                    _put(folder, staging, item, entries, manifest, digests)
+    return Decision(str(item), reasons)
 
 
 def _graph_reasons(
@@ -271,17 +260,17 @@ def _graph_reasons(
     return ()
 
 
-def _load(source: Source, digests: Digests, progress: Progress) -> LDLM:
-    """The model, if its file is still the one that was looked at.
+@functools.lru_cache(maxsize=1)
+def _model(folder: Path, source: Source) -> LDLM:
+    """The model, if its file is still the one that was looked at; kept during an export.
 
     Raises:
         CheckpointError: it has been replaced meanwhile.
     """
     from ldlm.model import LDLM
 
-    progress("checkpoint")
     model = LDLM.from_checkpoint(source.folder)
-    found = digests.of(source.folder / checkpoints.WEIGHTS)
+    found = Digests(folder).of(source.folder / checkpoints.WEIGHTS)
     if found != source.digest:
         raise CheckpointError(
             f"{source.folder} was replaced during the export",
@@ -292,20 +281,27 @@ def _load(source: Source, digests: Digests, progress: Progress) -> LDLM:
     return model
 
 
-def _export(model: LDLM, wanted: Wanted, staging: Path) -> list[GraphEntry]:
+def _export(
+    folder: Path, source: Source, item: Wanted, staging: Path, progress: Progress
+) -> list[GraphEntry]:
+    """Export a graph into a folder of its own in `staging`; the paths are below that one."""
     from export.exporter import export_stage
 
+    progress(f"{item}: checkpoint")
+    model = _model(folder, source)
+    progress(str(item))
     started = time.perf_counter()
-    folder = staging / "onnx" / wanted.precision
-    graphs = export_stage(model, wanted.weights, wanted.precision, folder)
+    made = staging / str(item)
+    graphs = export_stage(model, item.weights, item.precision, made)
+    files.sync_folder(made)
     seconds = round(time.perf_counter() - started, 2)
     return [
         GraphEntry(
             stage=graph.spec.name,
-            precision=wanted.precision,
-            graph=FileEntry.of(staging, graph.path),
-            data=FileEntry.of(staging, graph.data),
-            made_from=wanted.made_from,
+            precision=item.precision,
+            graph=FileEntry.of(made, graph.path),
+            data=FileEntry.of(made, graph.data),
+            made_from=item.made_from,
             seconds=seconds,
             evidence=dict(graph.evidence),
         )
@@ -313,21 +309,35 @@ def _export(model: LDLM, wanted: Wanted, staging: Path) -> list[GraphEntry]:
     ]
 
 
-def _put(manifest: Manifest, name: str, entries: Sequence[GraphEntry]) -> None:
-    manifest.policies[name] = [dataclasses.asdict(rule) for rule in Precision.of(name).rules]
+def _put(
+    folder: Path,
+    staging: Path,
+    item: Wanted,
+    entries: Sequence[GraphEntry],
+    manifest: Manifest,
+    digests: Digests,
+) -> None:
+    """Move a graph that was exported to its place, and let the manifest speak of it."""
+    wanted = folders.place(f"onnx/{item.precision}/", item.weights, item.made_from)
+    place = files.publish_new(staging / str(item), folder, wanted)
+    manifest.policies[item.precision] = [
+        dataclasses.asdict(rule) for rule in Precision.of(item.precision).rules
+    ]
     manifest.tools.update(ingredients.tool_versions(TOOLS))
     for entry in entries:
-        manifest.put_graph(entry)
+        graph, data = entry.graph.under(place), entry.data.under(place)
+        manifest.put_graph(dataclasses.replace(entry, graph=graph, data=data))
+        for file in (graph, data):
+            digests.note(folder / file.path, file.sha256)
 
 
-def _adding(
-    source: Source, name: str, entries: Sequence[GraphEntry]
-) -> Callable[[Manifest | None], Manifest]:
-    def change(manifest: Manifest | None) -> Manifest:
-        if manifest is None:
-            raise ArtifactError("the artifacts were removed during the export")
-        source.require_of(manifest)
-        _put(manifest, name, entries)
-        return manifest
-
-    return change
+def _put_tokenizer(
+    folder: Path, staging: Path, tokenizer: FileEntry | None, manifest: Manifest, digests: Digests
+) -> None:
+    """Move a staged tokenizer to its place, and let the manifest speak of it, or of none."""
+    manifest.tokenizer = tokenizer
+    if tokenizer is not None:
+        wanted = folders.place("", "tokenizer", {"sha256": tokenizer.sha256})
+        place = files.publish_new(staging / "tokenizer", folder, wanted)
+        manifest.tokenizer = tokenizer.under(place)
+        digests.note(folder / manifest.tokenizer.path, tokenizer.sha256)

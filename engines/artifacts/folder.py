@@ -1,76 +1,60 @@
-"""An artifacts folder: its manifest is read, changed and written under the folder's lock."""
+"""An artifacts folder: its manifest is read, changed and written under the folder's lock.
+
+What the manifest speaks of lies in folders that are named by their key, a hash of all that went
+into them (`place`). Such a folder is written under a temporary name, brought to the disk, and
+renamed; nothing is ever written into it again. Then manifest.json is replaced, the one file that
+changes: a process that dies at any moment leaves the old artifact or the new one, and beside it
+perhaps files that no manifest speaks of.
+
+Who deletes: a writer deletes what its own commit superseded, if nobody reads; `ldlm gc` deletes
+the rest. Who reads (`reading`) holds a shared lock on the folder itself, which writes nothing,
+from before it reads the manifest until it has loaded its files. A writer whose commit finds it
+held leaves the superseded files to `ldlm gc`, which waits. Reading changes nothing, whatever it
+finds; what writes, moves or deletes refuses links (`require_no_links`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from engines.artifacts.digests import Digests
-from engines.artifacts.manifest import MANIFEST, SCHEMA, Manifest
+from engines.artifacts.digests import Digests, text_digest
+from engines.artifacts.manifest import MANIFEST, SCHEMA, TOKENIZER, Manifest
 from ldlm import checkpoint as checkpoints
 from ldlm import files
-from ldlm.errors import ArtifactError, ConfigError
+from ldlm.errors import ArtifactError
+
+# Only what has the form of a file of ours is ever deleted. The last four are of schema 2.
+PATTERNS = (
+    "onnx/*/*/*.onnx", "onnx/*/*/*.onnx.data", "engines/*/*/*/*.engine", f"tokenizer-*/{TOKENIZER}",
+    "onnx/*/*.onnx", "onnx/*/*.onnx.data", "engines/*/*/*.engine", TOKENIZER,
+)  # fmt: skip
+_WRITTEN = ("onnx", "engines", "tokenizer-", files.PARTIAL, files.LOCK)
+
+
+def place(folder: str, name: str, made_from: Mapping[str, str]) -> str:
+    """Where, in an artifacts folder, something goes that was made from these ingredients."""
+    return f"{folder}{name}-{text_digest(json.dumps(made_from, sort_keys=True))[:12]}"
 
 
 def exists(folder: Path) -> bool:
-    """Whether the folder has a manifest, or is about to: a commit was cut after its moment."""
-    return (folder / MANIFEST).is_file() or (folder / files.COMMIT).is_dir()
-
-
-@contextlib.contextmanager
-def updated(folder: Path) -> Iterator[Manifest]:
-    """Read the manifest, let it be changed, and write it, while no other process does the same."""
-    with held(folder) as manifest:
-        yield manifest
-        manifest.save(folder)
-
-
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[Manifest]:
-    """The manifest, while no other process changes it or the files that it speaks of."""
-    with files.locked(folder):
-        files.finish_commit(folder, MANIFEST)
-        yield _read(folder)
-
-
-def commit(folder: Path, staging: Path, change: Callable[[Manifest | None], Manifest]) -> Manifest:
-    """Put new files and the manifest that speaks of them into the folder, at one moment.
-
-    Files that the old manifest speaks of and the new one does not are deleted afterwards.
-
-    Args:
-        folder: the artifacts.
-        staging: a folder inside it, with the new files under the paths that they shall have.
-        change: the new manifest from the present one, or from None where there is none.
-    """
-    with files.locked(folder):
-        files.finish_commit(folder, MANIFEST)
-        present = _read(folder) if exists(folder) else None
-        old = present.listed() if present is not None else set()
-        manifest = change(present)
-        (staging / MANIFEST).write_bytes(manifest.to_json())
-        files.commit(staging, folder, MANIFEST)
-        for path in old - manifest.listed():
-            (folder / path).unlink(missing_ok=True)
-    return manifest
+    """Whether the folder has a manifest."""
+    return (folder / MANIFEST).is_file()
 
 
 def load(folder: Path) -> Manifest:
-    """Read a folder's manifest, after a commit that was cut has been finished.
+    """Read a folder's manifest.
 
     Raises:
         ArtifactError: there is none, or it is damaged or of another schema.
     """
-    if (folder / files.COMMIT).exists():
-        with files.locked(folder):
-            files.finish_commit(folder, MANIFEST)
-    return _read(folder)
-
-
-def _read(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise ArtifactError(
@@ -79,18 +63,115 @@ def _read(folder: Path) -> Manifest:
             got="no such file",
             remedy="ldlm export CHECKPOINT makes them",
         )
-    text = files.read_text(path, ArtifactError, "manifest")
-    remedy = "remove the folder and export again"
-    try:
-        document = msgspec.json.decode(text)
-        schema = document["schema"]
-        if schema != SCHEMA:
-            raise ArtifactError(
-                f"{path} has another schema version", expected=SCHEMA, got=schema, remedy=remedy
-            )
+    document = _document(path)
+    schema = document["schema"]
+    if schema != SCHEMA:
+        older = isinstance(schema, int) and schema < SCHEMA
+        raise ArtifactError(
+            f"{path} was made by {'an older' if older else 'another'} version",
+            expected=f"schema version {SCHEMA}",
+            got=schema,
+            remedy="export again" if older else "use that version, or another folder",
+        )
+    with _damages(path):
         return msgspec.convert(document, Manifest)
-    except (msgspec.DecodeError, ConfigError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is damaged", got=repr(error), remedy=remedy) from error
+
+
+def is_older(folder: Path) -> bool:
+    """Whether an older version, whose manifest we do not read, made the artifacts.
+
+    Raises:
+        ArtifactError: the manifest is damaged.
+    """
+    schema = _document(folder / MANIFEST)["schema"] if exists(folder) else SCHEMA
+    return isinstance(schema, int) and schema < SCHEMA
+
+
+def find(folder: Path) -> Manifest | None:
+    """As `load`; None where there is no manifest, or an older version's."""
+    return load(folder) if exists(folder) and not is_older(folder) else None
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[Manifest]:
+    """The manifest, while no writer deletes a file that it speaks of.
+
+    Raises:
+        ArtifactError: as `load`.
+    """
+    if not folder.is_dir():
+        load(folder)  # says so
+    with _descriptor(folder) as held:
+        # Where a file system has no locks, a writer gets none either, and deletes nothing.
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_SH)
+        yield load(folder)
+
+
+@contextlib.contextmanager
+def updated(
+    folder: Path, begin: Callable[[Manifest | None], Manifest] | None = None
+) -> Iterator[Manifest]:
+    """Read the manifest, let it be changed, and write it, while no other process does the same.
+
+    Files that it spoke of and speaks of no more are deleted afterwards, unless somebody reads.
+
+    Args:
+        folder: the artifacts.
+        begin: what is to be changed, from the present manifest or, where there is none that we
+            can read, from None; default: the present one.
+
+    Raises:
+        ArtifactError: as `load` and `require_no_links`.
+    """
+    require_no_links(folder)
+    with files.locked(folder):
+        present = load(folder) if begin is None else find(folder)
+        old = present.listed() if present is not None else set()
+        manifest = begin(present) if begin is not None else load(folder)
+        yield manifest
+        manifest.save(folder)
+        with contextlib.suppress(OSError), unread(folder, wait=False):
+            delete(folder, old - manifest.listed())
+
+
+@contextlib.contextmanager
+def unread(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Keep readers out of the folder.
+
+    Raises:
+        OSError: somebody reads, and `wait` was not asked for.
+    """
+    with _descriptor(folder) as held:
+        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def delete(folder: Path, paths: Iterable[str]) -> None:
+    """Delete what is ours, by paths below the folder, and folders that are empty then."""
+    for path in map(Path, paths):
+        if any(
+            path.match(pattern) and len(path.parts) == pattern.count("/") + 1
+            for pattern in (*PATTERNS, f"{files.PARTIAL}*")
+        ):
+            files.remove(folder / path)
+            for parent in list(path.parents)[:-1]:
+                with contextlib.suppress(OSError):  # something else is in it
+                    (folder / parent).rmdir()
+
+
+def require_no_links(folder: Path) -> None:
+    """Refuse to write, move or delete where a link leads elsewhere.
+
+    Raises:
+        ArtifactError: there is one among what is ours.
+    """
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name.startswith(_WRITTEN):
+            below = [Path(top, n) for top, inner, names in os.walk(entry) for n in inner + names]
+            for path in (entry, *below):
+                if path.is_symlink():
+                    raise files.a_link(path)
 
 
 def require_origin(
@@ -128,24 +209,48 @@ def require_origin(
 
 
 def require_ours(folder: Path) -> None:
-    """Refuse to write artifacts among other files.
+    """Refuse to write artifacts among other files, or through links.
 
     Raises:
-        ArtifactError: the folder exists, is not empty and has no manifest.
+        ArtifactError: the folder exists, is not empty and has no manifest; or there is a link.
     """
-    if exists(folder) or not folder.exists():
-        return
-    ours = (files.LOCK, files.PARTIAL, files.COMMIT, Digests.NAME)
-    if not folder.is_dir() or any(not p.name.startswith(ours) for p in folder.iterdir()):
+    ours = (files.LOCK, files.PARTIAL, Digests.NAME, "tokenizer-")
+    others = folder.exists() and not exists(folder)
+    if others and not (
+        folder.is_dir() and all(path.name.startswith(ours) for path in folder.iterdir())
+    ):
         raise ArtifactError(
             f"{folder} is in the way",
             expected="nothing, or an artifacts folder",
             got="something else",
             remedy="choose another --out",
         )
+    require_no_links(folder)
 
 
 @contextlib.contextmanager
-def reading(folder: Path) -> Iterator[Manifest]:
-    """The manifest, while its files are loaded."""
-    yield load(folder)
+def _descriptor(folder: Path) -> Iterator[int]:
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield held
+    finally:
+        os.close(held)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """The JSON object of a manifest that has a schema version."""
+    with _damages(path):
+        document: dict[str, Any] = msgspec.json.decode(
+            files.read_text(path, ArtifactError, "manifest")
+        )
+        return {**document, "schema": document["schema"]}  # or it is no manifest
+
+
+@contextlib.contextmanager
+def _damages(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path} is damaged", got=repr(error), remedy="remove the folder and export again"
+        ) from error

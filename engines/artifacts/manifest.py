@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +21,7 @@ from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 PARITY, QUALITY = "parity.json", "quality.json"
 
@@ -48,6 +48,10 @@ class FileEntry:
         """Hash a file that is in the folder."""
         relative = path.relative_to(folder).as_posix()
         return cls(relative, files.sha256(path), path.stat().st_size)
+
+    def under(self, place: str) -> FileEntry:
+        """The same file, after the folder that it is in got its place."""
+        return replace(self, path=f"{place}/{self.path}")
 
     def verified(self, folder: Path) -> Path:
         """The file's path, if it is there and unchanged.

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from artifacts_of import graph_of
+from files_of import graph_path
 
 from engines.artifacts import folder as folders
 from engines.cli import main
@@ -191,7 +191,7 @@ def test_an_island_switched_off_by_name_misses_its_gate(
     with pytest.raises(SystemExit) as caught:
         main()
     assert not caught.value.code, capsys.readouterr().err
-    assert graph_of(tmp_path, "fp16-without-layer_norm", "token_decoder").exists()
+    assert graph_path(tmp_path, "fp16-without-layer_norm", "token_decoder").exists()
     verify = ["ldlm", "verify", str(tmp_path), "--checkpoint", str(small_checkpoint)]
     by_name = ["--precision", "fp16-without-layer_norm"]
     monkeypatch.setattr("sys.argv", [*verify, *by_name])

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from files_of import graph_path
 from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
@@ -203,7 +204,7 @@ def test_a_half_norm_overflows_here_and_not_in_onnx_runtime(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("spec", STAGES, ids=lambda s: s.name)
 def test_float32_graphs_run_as_in_onnx_runtime(small: LDLM, small_artifacts: Path, spec) -> None:  # type: ignore[no-untyped-def]
-    path = small_artifacts / "onnx" / "fp32" / f"{spec.name}.onnx"
+    path = graph_path(small_artifacts, "fp32", spec.name)
     arrays = stage_inputs(spec, small.config, 2, 13)
     ours, theirs = EvaluatorStage(path, spec)(*arrays), OrtStage(path, spec, small.config)(*arrays)
     assert ours.dtype == theirs.dtype
@@ -211,7 +212,7 @@ def test_float32_graphs_run_as_in_onnx_runtime(small: LDLM, small_artifacts: Pat
 
 
 def test_unknown_operators_are_refused_by_name(small_artifacts: Path) -> None:
-    model = ir.load(small_artifacts / "onnx" / "fp32" / "denoiser.onnx")
+    model = ir.load(graph_path(small_artifacts, "fp32", "denoiser"))
     next(node for node in model.graph if node.op_type == "Gelu").op_type = "Mish"
     with pytest.raises(ArtifactError, match="Mish"):
         Evaluator(model.graph)
@@ -219,7 +220,7 @@ def test_unknown_operators_are_refused_by_name(small_artifacts: Path) -> None:
 
 def test_a_result_of_another_dtype_is_refused(small: LDLM, small_artifacts: Path) -> None:
     """What rounds is what the graph declares: a cast that is not declared does not pass."""
-    model = ir.load(small_artifacts / "onnx" / "fp16" / "denoiser.onnx")
+    model = ir.load(graph_path(small_artifacts, "fp16", "denoiser"))
     cast = next(n for n in model.graph if n.op_type == "Cast")
     cast.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.DOUBLE))
     arrays = stage_inputs(stage("denoiser"), small.config, 1, 3)

@@ -2,146 +2,86 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
+import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import stub_export
+from killed_export import require_tidy, require_whole, weights_of
 
 from engines.artifacts import folder as folders
-from engines.artifacts import manifest as manifests
-from engines.artifacts.collect import collect, leftovers
-from export.stages import COMPILED, DEPLOYED, sharing
+from engines.artifacts.collect import collect, drop, leftovers
+from engines.artifacts.inspect import describe
+from export.stages import compiled, components, stages_of
 from ldlm import LDLM, PRESETS, files
+from ldlm.errors import ArtifactError
 from ldlm.initialise import initialise
 
 HELPERS = Path(stub_export.__file__).parent
-KILLS = 30
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two checkpoints of one architecture."""
+    """Three checkpoints of one architecture."""
     folders = []
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         folders.append(tmp_path_factory.mktemp("checkpoints") / f"seed{seed}")
         initialise(LDLM(PRESETS["small"]), seed).save_checkpoint(folders[-1])
     return folders
 
 
-def start(checkpoint: Path, folder: Path, precisions: str, log: Path) -> subprocess.Popen[bytes]:
+def start(
+    checkpoint: Path, folder: Path, precisions: str, log: Path, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
     script = HELPERS / "stub_export.py"
-    return subprocess.Popen([sys.executable, script, checkpoint, folder, precisions, log])
+    command = [sys.executable, script, checkpoint, folder, precisions, log]
+    return subprocess.Popen(command, stderr=stderr)
 
 
 def graphs_in(precision: str) -> int:
-    return sum(len(sharing(weights, precision)) for weights in DEPLOYED)
+    return sum(len(stages_of(weights)) for weights in components())
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
     assert process.wait(timeout=60) == 0
 
 
-def weights_of(folder: Path) -> str:
-    """The checkpoint that every file of the folder is of; fails on any that is torn or mixed."""
-    manifest = folders.load(folder)
-    for entry in manifest.graphs:
-        entry.verified(folder)
-        assert entry.made_from["weights"] == manifest.checkpoint
-        name = Path(entry.graph.path).name
-        expected = stub_export.content(manifest.checkpoint, entry.precision, name)
-        assert (folder / entry.graph.path).read_bytes() == expected
-    for engine in manifest.engines:
-        engine.engine.verified(folder)
-        assert engine.is_of(manifest.graph(engine.precision, engine.stage))
-    return manifest.checkpoint
+CASES = {  # the artifacts that are there, what is made, and the manifests there may be after a kill
+    "first export": (None, "export", "fp32", {"none", "new"}),
+    "another checkpoint": (0, "export", "fp32", {"old", "new"}),
+    "engines": (1, "build", "fp32", {"new"}),
+}
 
 
-def test_killed_at_thirty_moments(checkpoints: list[Path], tmp_path: Path) -> None:
-    """Each run would replace the other checkpoint's artifacts and is killed on the way."""
-    folder, log = tmp_path / "artifacts", tmp_path / "log"
-    began = time.perf_counter()
-    finish(start(checkpoints[0], folder, "fp32,fp16", log))
-    whole = time.perf_counter() - began
-    hashes = [files.sha256(path / "model.safetensors") for path in checkpoints]
-    assert weights_of(folder) == hashes[0]
-    dice = random.Random(4)
-    outcomes: Counter[str] = Counter()
-    for number in range(KILLS):
-        before = weights_of(folder)
-        wanted = 1 - hashes.index(before)
-        process = start(checkpoints[wanted], folder, "fp32,fp16", log)
-        # Most of a run is the start of Python: look at what comes after.
-        time.sleep(whole * dice.uniform(0.4, 1.0))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        after = weights_of(folder)
-        assert after in (before, hashes[wanted]), number
-        graphs = folders.load(folder).graphs
-        assert len(graphs) == graphs_in("fp32") + graphs_in("fp16"), (
-            "all stages and precisions of one checkpoint"
-        )
-        outcomes["new" if after != before else "old"] += 1
-    assert sum(outcomes.values()) == KILLS
-    finish(start(checkpoints[1], folder, "fp32,fp16", log))
-    assert weights_of(folder) == hashes[1]
-    assert len(folders.load(folder).engines) == 2 * len(COMPILED)
-    collect(folder)
-    assert not leftovers(folder)
-    print(dict(outcomes))  # noqa: T201
-
-
-def test_a_commit_that_was_cut_is_finished(checkpoints: list[Path], tmp_path: Path) -> None:
-    """Killed between the moment of the commit and the last move: the next reader goes on."""
-    folder, log = tmp_path / "artifacts", tmp_path / "log"
-    finish(start(checkpoints[0], folder, "fp32", log))
-    manifest = folders.load(folder)
-    manifest.runs["marker"] = {"seconds": 1.0}
-    cut = folder / files.COMMIT
-    (cut / "onnx" / "fp32").mkdir(parents=True)
-    (cut / "onnx" / "fp32" / "extra.onnx").write_bytes(b"new")
-    (cut / manifests.MANIFEST).write_bytes(manifest.to_json())
-    assert "marker" in folders.load(folder).runs
-    assert (folder / "onnx" / "fp32" / "extra.onnx").read_bytes() == b"new"
-    assert not cut.exists()
-
-
-def dying_after(moves: int) -> Callable[[Path, Path], Path]:
-    """Path.replace for a process that dies after so many moves of a commit."""
-    move, left = Path.replace, iter(range(moves))
-
-    def replace(path: Path, target: Path) -> Path:
-        if files.COMMIT in path.parts and next(left, None) is None:
-            raise KeyboardInterrupt
-        return move(path, target)
-
-    return replace
-
-
-def test_a_first_commit_cut_at_every_move(
-    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", CASES)
+def test_killed_before_every_change_of_the_disk(
+    checkpoints: list[Path], tmp_path: Path, case: str
 ) -> None:
-    """Into an empty folder, where no older manifest says that it is ours."""
-    for cut in range(12):
-        folder, log = tmp_path / f"artifacts{cut}", tmp_path / "log"
-        with monkeypatch.context() as patch:
-            for name in ("export.exporter", "ldlm.model", "engines.compile.rtx"):
-                patch.setitem(sys.modules, name, sys.modules.get(name))
-            stub_export.install()
-            patch.setattr(Path, "replace", dying_after(cut))
-            with contextlib.suppress(KeyboardInterrupt):
-                stub_export.run(checkpoints[0], folder, ["fp32"])
-        finish(start(checkpoints[0], folder, "fp32", log))
-        weights_of(folder)
-        assert len(folders.load(folder).graphs) == graphs_in("fp32")
+    """The manifest speaks of the old artifact or the new one, and the same command works again."""
+    present, what, names, outcomes = CASES[case]
+    folder = tmp_path / "start"
+    if present is not None:
+        finish(start(checkpoints[present], folder, names, tmp_path / "log"))
+    if what == "build":
+        with folders.updated(folder) as manifest:
+            manifest.engines = []
+    script, places = HELPERS / "killed_export.py", (folder, tmp_path / "work")
+    done = subprocess.run(
+        [sys.executable, script, what, *places, names, checkpoints[1], checkpoints[0]],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kills = [json.loads(line) for line in done.stdout.splitlines()]
+    within = [kill for kill in kills if kill["in_commit"]]
+    assert len(within) >= 20, "kills that land inside a commit"
+    assert {kill["change"] for kill in within} >= {"rename", "fsync", "mkdir"}
+    assert len(kills) > len(within), "and outside one"
+    assert {kill["after"] for kill in kills} == outcomes
 
 
 def test_who_waited_for_another_checkpoint_replaces_it_whole(
@@ -153,17 +93,25 @@ def test_who_waited_for_another_checkpoint_replaces_it_whole(
     finish(start(checkpoints[1], other, "fp32", log))
     theirs = weights_of(other)
     with files.locked(folder, f"{files.LOCK}-exports"):
-        waiting = start(checkpoints[0], folder, "fp32", log)
+        waiting = start(checkpoints[2], folder, "fp32", log)
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(timeout=1.5)
-        for name in ("onnx", "engines"):
-            shutil.rmtree(folder / name)
-            shutil.copytree(other / name, folder / name)
-        shutil.copy(other / manifests.MANIFEST, folder)
+        shutil.copytree(other, folder, dirs_exist_ok=True)
         assert weights_of(folder) == theirs
     finish(waiting)
-    assert weights_of(folder) != theirs
-    assert len(folders.load(folder).graphs) == graphs_in("fp32")
+    assert weights_of(folder) == files.sha256(checkpoints[2] / "model.safetensors")
+    require_whole(folder, "fp32")
+
+
+def test_two_who_replace_the_same_share_the_result(checkpoints: list[Path], tmp_path: Path) -> None:
+    folder, log = tmp_path / "artifacts", tmp_path / "log"
+    finish(start(checkpoints[0], folder, "fp32", log))
+    log.unlink()
+    for process in [start(checkpoints[1], folder, "fp32", log) for _ in range(2)]:
+        finish(process)
+    done = Counter(line.rsplit(" ", 1)[0] for line in log.read_text().splitlines())
+    assert len(done) == len(components()) + len(compiled())
+    assert set(done.values()) == {1}, "nothing was made twice"
 
 
 def test_two_builds_of_the_same_thing_share_the_result(
@@ -175,7 +123,7 @@ def test_two_builds_of_the_same_thing_share_the_result(
         finish(process)
     weights_of(folder)
     done = Counter(line.rsplit(" ", 1)[0] for line in log.read_text().splitlines())
-    assert len(done) == 2 * (len(DEPLOYED) + len(COMPILED))
+    assert len(done) == 2 * (len(components()) + len(compiled()))
     assert set(done.values()) == {1}, "nothing was made twice"
 
 
@@ -194,15 +142,129 @@ def test_builds_of_different_things_run_side_by_side(
     assert folders.load(folder).precisions() == ["bf16", "fp16", "fp32"]
 
 
-def test_another_checkpoint_waits_for_all_who_export(
+def test_a_folder_that_was_given_to_another_checkpoint_is_left_alone(
     checkpoints: list[Path], tmp_path: Path
 ) -> None:
+    """Whoever adds to it when another checkpoint takes it stops, and changes nothing."""
     folder, log = tmp_path / "artifacts", tmp_path / "log"
     finish(start(checkpoints[0], folder, "fp32", log))
-    with files.locked(folder, f"{files.LOCK}-exports", shared=True):
-        other = start(checkpoints[1], folder, "fp32", log)
+    with files.locked(folder, f"{files.LOCK}-fp16-latent_decoder"):
+        adding = start(checkpoints[0], folder, "fp16", log, stderr=subprocess.PIPE)
         with pytest.raises(subprocess.TimeoutExpired):
-            other.wait(timeout=1.5)
-        before = weights_of(folder)
-    finish(other)
-    assert weights_of(folder) != before
+            adding.wait(timeout=1.5)
+        finish(start(checkpoints[1], folder, "fp32", log))
+        theirs = weights_of(folder)
+    _, said = adding.communicate(timeout=60)
+    assert adding.returncode == 1
+    assert b"given to another checkpoint during the export" in said
+    assert weights_of(folder) == theirs
+    assert folders.load(folder).precisions() == ["fp32"]
+
+
+def test_files_that_somebody_reads_are_left_to_gc(checkpoints: list[Path], tmp_path: Path) -> None:
+    folder, log = tmp_path / "artifacts", tmp_path / "log"
+    finish(start(checkpoints[0], folder, "fp32", log))
+    with folders.reading(folder) as manifest:
+        finish(start(checkpoints[1], folder, "fp32", log))
+        for entry in manifest.graphs:
+            entry.verified(folder)
+        assert folders.load(folder).checkpoint != manifest.checkpoint
+    assert {item.path.relative_to(folder).as_posix() for item in leftovers(folder)} >= {
+        entry.graph.path for entry in manifest.graphs
+    }
+    require_tidy(folder)
+    with folders.reading(folder) as manifest:
+        pass
+    finish(start(checkpoints[0], folder, "fp32", log))
+    assert not any((folder / path).exists() for path in manifest.listed())
+
+
+def test_gc_waits_for_readers(checkpoints: list[Path], tmp_path: Path) -> None:
+    folder, log = tmp_path / "artifacts", tmp_path / "log"
+    finish(start(checkpoints[0], folder, "fp32", log))
+    with ThreadPoolExecutor(1) as pool:
+        with folders.reading(folder):
+            waiting = pool.submit(collect, folder)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.5)
+        assert waiting.result(timeout=10) == []
+
+
+def test_artifacts_of_an_older_version_are_made_again(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    """They stay until all new files are there, and gc knows them."""
+    folder = tmp_path / "artifacts"
+    old = {
+        "onnx/fp32/denoiser.onnx", "onnx/fp32/denoiser.onnx.data",
+        "engines/fp32/rtx/denoiser.engine", "tokenizer.json",
+    }  # fmt: skip
+    for name in old:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"old")
+    manifest = '{"schema": 2, "name": "older"}'
+    (folder / "manifest.json").write_text(manifest)
+    for command in (folders.load, leftovers, collect):
+        with pytest.raises(ArtifactError, match=r"older version[\s\S]*export again"):
+            command(folder)
+    (folder / "onnx" / "fp32" / "latent_decoder-x").write_text("in the way")
+    finish(start(checkpoints[0], folder, "fp32", tmp_path / "log"))
+    weights_of(folder)
+    assert all((folder / name).exists() for name in old)
+    found = {item.path.relative_to(folder).as_posix() for item in collect(folder)}
+    assert found == old
+    assert not any((folder / name).exists() for name in old)
+    assert (folder / "onnx" / "fp32" / "latent_decoder-x").exists()
+
+
+LINKS = ("onnx", "engines", "onnx/fp32", "tokenizer-0", ".partial-999999999-x", ".lock")
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_what_writes_moves_or_deletes_refuses_links(
+    checkpoints: list[Path], tmp_path: Path, name: str
+) -> None:
+    folder, decoy, log = tmp_path / "artifacts", tmp_path / "decoy", tmp_path / "log"
+    finish(start(checkpoints[0], folder, "fp32", log))
+    link = folder / name
+    if link.is_dir():
+        link.rename(decoy)
+    else:
+        link.unlink(missing_ok=True)
+        decoy.mkdir()
+        (decoy / "mine.onnx").write_text("years of work")
+    link.symlink_to(decoy)
+    before = state(tmp_path)
+    for precisions, checkpoint in (("fp16", checkpoints[0]), ("fp32", checkpoints[1])):
+        refused = start(checkpoint, folder, precisions, log, stderr=subprocess.PIPE)
+        assert b"is a link" in refused.communicate(timeout=60)[1]
+        assert refused.returncode == 1
+    for command in (collect, leftovers, lambda path: drop(path, "fp32", delete=True)):
+        with pytest.raises(ArtifactError, match="is a link"):
+            command(folder)
+    assert state(tmp_path) == before
+
+
+def test_reading_changes_nothing(checkpoints: list[Path], tmp_path: Path) -> None:
+    """Whatever it finds: a dead process's folder, links, files of nobody, no lock."""
+    folder = tmp_path / "artifacts"
+    finish(start(checkpoints[0], folder, "fp32", tmp_path / "log"))
+    for lock in folder.glob(".lock*"):
+        lock.unlink()
+    (folder / ".partial-999999999-x").mkdir()
+    (folder / "onnx" / "stray.onnx").symlink_to(tmp_path / "nowhere")
+    before = state(tmp_path)
+    with folders.reading(folder) as manifest:
+        for entry in manifest.graphs:
+            entry.verified(folder)
+    describe(folder)
+    describe(folder / manifest.engines[0].engine.path)
+    with pytest.raises(ArtifactError, match="is a link"):
+        leftovers(folder)
+    assert state(tmp_path) == before
+
+
+def state(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Every path, with its inode and its times of change."""
+    found = {str(path): path.lstat() for path in (folder, *folder.rglob("*"))}
+    return {name: (s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in found.items()}

@@ -111,7 +111,8 @@ def test_another_configuration_is_another_model(
         ("{", "is damaged"),
         ("{}", "is damaged"),
         ("[]", "is damaged"),
-        ('{"schema": 99}', "another schema version"),
+        ('{"schema": 2}', "made by an older version"),
+        ('{"schema": 99}', "made by another version"),
     ],
 )
 def test_damaged_manifests(tmp_path: Path, text: str, words: str) -> None:

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from artifacts_of import data_of, graph_of
+from files_of import data_path, graph_path
 
 from engines import OrtStage, compare
 from engines.artifacts import folder as folders
@@ -61,7 +61,7 @@ def test_a_float32_norm_between_half_casts_loads_at_every_level(
 ) -> None:
     """Case 1: one LayerNormalization with casts around it, not its parts, which do not load."""
     for name in ("denoiser", "latent_decoder"):
-        path = graph_of(small_artifacts, "fp16", name)
+        path = graph_path(small_artifacts, "fp16", name)
         found = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
         assert "LayerNormalization" in found
         assert not found & {"ReduceMean", "Pow", "Sqrt"}
@@ -122,7 +122,7 @@ def test_wrong_inputs_are_refused(small: LDLM, small_artifacts: Path, kind: str)
 def test_every_runtime_is_one_protocol(small: LDLM, small_artifacts: Path, kind: str) -> None:
     """Named tensors in, named tensors out; a context manager; the same metadata."""
     spec = stage("latent_decoder")
-    path = graph_of(small_artifacts, "fp32", spec.name)
+    path = graph_path(small_artifacts, "fp32", spec.name)
     made: dict[str, Callable[[], RuntimeStage]] = {
         "ort": lambda: OrtStage(path, spec, small.config),
         "torch": lambda: TorchStage(small, spec),
@@ -151,7 +151,7 @@ def test_ids_are_the_argmax_of_the_logits(small: LDLM, small_artifacts: Path) ->
 
 def test_changed_files_are_refused(own_artifacts: Path) -> None:
     """Cases 13 and 15: cut, changed, renamed or missing; named before a runtime sees them."""
-    data = data_of(own_artifacts, "fp32", "denoiser")
+    data = data_path(own_artifacts, "fp32", "denoiser")
     content = data.read_bytes()
     data.write_bytes(content[:-1])
     with pytest.raises(ArtifactError, match="is not the file that was made"):

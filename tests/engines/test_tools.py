@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from files_of import data_path, engine_path, graph_path
 
 from engines import doctor
 from engines.artifacts import folder as folders
@@ -128,7 +129,7 @@ def test_a_folder_shows_what_it_was_made_from(small_artifacts: Path) -> None:
 
 
 def test_an_onnx_file_shows_its_islands(small_artifacts: Path) -> None:
-    path = small_artifacts / "onnx" / "fp16" / "latent_decoder.onnx"
+    path = graph_path(small_artifacts, "fp16", "latent_decoder")
     document = describe(path)
     assert document["opset"] == 23
     assert document["inputs"] == {"z": "FLOAT [batch, length, 128]"}
@@ -140,12 +141,12 @@ def test_an_onnx_file_shows_its_islands(small_artifacts: Path) -> None:
 
 
 def test_files_that_are_not_what_they_were(own_artifacts: Path, tmp_path: Path) -> None:
-    engine = own_artifacts / "engines" / "fp16" / "rtx" / "conditioning.engine"
+    engine = engine_path(own_artifacts, "fp16", "conditioning")
     assert describe(engine)["manifest"]["runs on"][0] == "sm80"
     engine.write_bytes(b"other")
     assert describe(engine)["manifest"]["file"] == "CHANGED SINCE"
-    (own_artifacts / "onnx" / "fp16" / "denoiser.onnx.data").unlink()
-    graph = describe(own_artifacts / "onnx" / "fp16" / "denoiser.onnx")
+    (data_path(own_artifacts, "fp16", "denoiser")).unlink()
+    graph = describe(graph_path(own_artifacts, "fp16", "denoiser"))
     assert graph["external data"] == ["denoiser.onnx.data (missing)"]
     stray = tmp_path / "stray.engine"
     stray.write_bytes(b"?")
@@ -170,7 +171,7 @@ def test_two_builds_compared(small_artifacts: Path, own_artifacts: Path) -> None
 
 
 def test_two_precisions_of_one_graph_compared(small_artifacts: Path) -> None:
-    graphs = [small_artifacts / "onnx" / p / "denoiser.onnx" for p in ("fp32", "fp16")]
+    graphs = [graph_path(small_artifacts, p, "denoiser") for p in ("fp32", "fp16")]
     rows = {key: (a, b) for key, a, b in differences(*map(describe, graphs))}
     assert rows["weights.FLOAT16"][0] == "-"
     assert "inputs.x_t" not in rows
@@ -204,7 +205,8 @@ def test_a_precision_that_is_not_needed(own_artifacts: Path) -> None:
 
 def test_gc_takes_what_belongs_to_nothing(own_artifacts: Path) -> None:
     kept = {p for p in own_artifacts.rglob("*") if p.is_file()}
-    stray = own_artifacts / "engines" / "fp16" / "rtx" / "old.engine"
+    stray = own_artifacts / "engines" / "fp16" / "rtx" / "conditioning-0" / "conditioning.engine"
+    stray.parent.mkdir()
     stray.write_bytes(b"x" * 100)
     torn = own_artifacts / ".partial-999999999-abc"
     torn.mkdir()
@@ -217,7 +219,7 @@ def test_gc_takes_what_belongs_to_nothing(own_artifacts: Path) -> None:
     assert {item.path: item.bytes for item in found} == {stray: 100, torn: 50}
     assert stray.exists(), "a dry run"
     assert collect(own_artifacts) == found
-    assert not stray.exists()
+    assert not stray.parent.exists()
     assert not torn.exists()
     assert alive.exists()
     assert mine.exists()

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import logging
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import fake_tensorrt as fake
 import numpy as np
 import pytest
 from fake_tensorrt import FakeDevice, FakeTensorRT, runtime_of, stage_of
+from files_of import copy_graphs, engine_path
 
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import FileEntry
@@ -290,7 +290,7 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
     manifest = folders.load(own_artifacts)
     entry = manifest.engine("fp16", "token_decoder", "rtx")
     assert entry is not None
-    graphs = Path(shutil.copytree(own_artifacts / "onnx" / "fp16", tmp_path / "graphs"))
+    graphs = copy_graphs(own_artifacts, "fp16", tmp_path / "graphs")
 
     def build() -> bytes:
         return build_engine(
@@ -321,7 +321,7 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_an_engine_that_is_not_whole(own_artifacts: Path, damage: str) -> None:
-    path = own_artifacts / "engines" / "fp32" / "rtx" / "denoiser_step.engine"
+    path = engine_path(own_artifacts, "fp32", "denoiser_step")
     content = path.read_bytes()
     path.unlink()
     if damage == "cut":

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
+from files_of import graph_path
 
 from engines.artifacts import folder as folders
 from engines.artifacts.export import export_artifacts
@@ -62,7 +63,7 @@ def test_half_is_worse_than_float32_and_near_autocast(parity: Proof) -> None:
 
 def save_damaged(folder: Path, stage: str, precision: str, model: ir.Model) -> None:
     """Write a damaged graph and enter it in the manifest, as a faulty exporter would."""
-    path = folder / "onnx" / precision / f"{stage}.onnx"
+    path = graph_path(folder, precision, stage)
     ir.save(model, path)
     manifest = folders.load(folder)
     old = manifest.graph(precision, stage)
@@ -98,7 +99,7 @@ def test_a_damaged_formula_is_noticed(
     small: LDLM, own_artifacts: Path, precision: str,
     damage: Callable[[ir.Model], None], stage: str,
 ) -> None:  # fmt: skip
-    model = ir.load(own_artifacts / "onnx" / precision / f"{stage}.onnx")
+    model = ir.load(graph_path(own_artifacts, precision, stage))
     damage(model)
     save_damaged(own_artifacts, stage, precision, model)
     found = verify(own_artifacts, folders.load(own_artifacts), small, [precision])
@@ -109,7 +110,7 @@ def test_a_damaged_formula_is_noticed(
 
 
 def test_wrong_ids_are_noticed(small: LDLM, own_artifacts: Path) -> None:
-    model = ir.load(own_artifacts / "onnx" / "fp32" / "token_decoder.onnx")
+    model = ir.load(graph_path(own_artifacts, "fp32", "token_decoder"))
     argmax = first(model, "ArgMax")
     argmax.op_type = "ArgMin"
     save_damaged(own_artifacts, "token_decoder", "fp32", model)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from artifacts_of import data_of, graph_of
+from files_of import data_path, graph_path
 
 from export.checks import check_graph
 from export.exporter import OPSET
@@ -30,8 +30,8 @@ def check(folder: Path, name: str, small: LDLM, policy: str = "fp16") -> object:
 def folder(small_artifacts: Path, tmp_path: Path) -> Path:
     """The fp16 graphs of all stages side by side, to damage."""
     for spec in STAGES:
-        for path in (graph_of(small_artifacts, "fp16", spec.name),
-                     data_of(small_artifacts, "fp16", spec.name)):  # fmt: skip
+        for path in (graph_path(small_artifacts, "fp16", spec.name),
+                     data_path(small_artifacts, "fp16", spec.name)):  # fmt: skip
             shutil.copy(path, tmp_path)
     return tmp_path
 

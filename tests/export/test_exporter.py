@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from artifacts_of import graph_of
+from files_of import graph_path
 
 from export import STAGES, export_stage
 from export.exporter import example_inputs, require_own_names
@@ -25,13 +25,13 @@ NAMES = {"batch": "batch", "length": "length"}
 
 
 def load(folder: Path, precision: str, name: str) -> onnx.ModelProto:
-    return onnx.load(graph_of(folder, precision, name), load_external_data=False)
+    return onnx.load(graph_path(folder, precision, name), load_external_data=False)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("spec", STAGES, ids=lambda s: s.name)
 def test_files_are_valid_onnx(small_artifacts: Path, precision: str, spec) -> None:  # type: ignore[no-untyped-def]
-    path = graph_of(small_artifacts, precision, spec.name)
+    path = graph_path(small_artifacts, precision, spec.name)
     onnx.checker.check_model(str(path), full_check=True)
     model = load(small_artifacts, precision, spec.name)
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 23)]
@@ -61,7 +61,7 @@ def test_both_token_decoders_share_one_weights_file(
     small: LDLM, small_artifacts: Path, precision: str
 ) -> None:
     """Case 12: and it is as large as the parameters that it holds, once."""
-    folder = graph_of(small_artifacts, precision, "token_decoder").parent
+    folder = graph_path(small_artifacts, precision, "token_decoder").parent
     assert {p.name for p in folder.glob("token*")} == {
         "token_decoder.onnx", "token_decoder_logits.onnx", "token_decoder.onnx.data",
     }  # fmt: skip
@@ -90,7 +90,7 @@ def test_export_is_repeatable(small: LDLM, small_artifacts: Path, tmp_path: Path
     """Case 17: the same input gives the same bytes."""
     for graph in export_stage(small, "token_decoder", "fp16", tmp_path):
         for path in (graph.path, graph.data):
-            theirs = graph_of(small_artifacts, "fp16", "token_decoder").with_name(path.name)
+            theirs = graph_path(small_artifacts, "fp16", "token_decoder").with_name(path.name)
             digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in (path, theirs)]
             assert digests[0] == digests[1], path.name
     assert not list(tmp_path.glob(".partial*"))
@@ -118,7 +118,7 @@ def test_nothing_is_written_when_the_export_fails(
 def test_widen_leaves_no_half_tensor(small_artifacts: Path) -> None:
     import onnx_ir as ir
 
-    model = ir.load(graph_of(small_artifacts, "fp16", "denoiser"))
+    model = ir.load(graph_path(small_artifacts, "fp16", "denoiser"))
     before = [v.dtype for v in model.graph.initializers.values()]
     assert any(dtype in HALF for dtype in before)
     assert widen(model) > 0
@@ -130,7 +130,7 @@ def test_widen_leaves_no_half_tensor(small_artifacts: Path) -> None:
 def test_argmax_tail_skips_the_cast(small_artifacts: Path) -> None:
     import onnx_ir as ir
 
-    path = graph_of(small_artifacts, "fp16", "token_decoder_logits")
+    path = graph_path(small_artifacts, "fp16", "token_decoder_logits")
     model = ir.load(path)
     assert model.graph.outputs[0].producer().op_type == "Cast"
     assert argmax_tail(model, stage("token_decoder")) == 1
@@ -143,7 +143,7 @@ def test_argmax_tail_skips_the_cast(small_artifacts: Path) -> None:
 def test_the_island_is_on_both_sides_of_every_norm(small_artifacts: Path) -> None:
     """Case 2: dtypes around each norm, read from the final file by ONNX's own inference."""
     for name, norms in (("denoiser", 5), ("latent_decoder", 3), ("token_decoder", 4)):
-        path = graph_of(small_artifacts, "fp16", name)
+        path = graph_path(small_artifacts, "fp16", name)
         graph = onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True).graph
         types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
         types |= {i.name: i.data_type for i in graph.initializer}

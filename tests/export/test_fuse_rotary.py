@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from artifacts_of import graph_of
+from files_of import graph_path
 
 from engines import OrtStage, compare
 from engines.proof.inputs import stage_inputs
@@ -30,7 +30,7 @@ MOVED = {"Transpose", "Neg"}
 
 
 def plain(folder: Path, precision: str = "fp32", name: str = "denoiser") -> ir.Model:
-    return ir.load(graph_of(folder, precision, name))
+    return ir.load(graph_path(folder, precision, name))
 
 
 def attentions(model: ir.Model) -> list[ir.Node]:
@@ -231,7 +231,7 @@ def test_a_step_with_heads_moved_to_and_fro_is_refused(
     small_artifacts: Path, small: LDLM, tmp_path: Path
 ) -> None:
     """What a change of the traced pattern would do: the pass fits nothing, and nobody notices."""
-    source, spec = graph_of(small_artifacts, "fp32", "denoiser_step"), stage("denoiser_step")
+    source, spec = graph_path(small_artifacts, "fp32", "denoiser_step"), stage("denoiser_step")
     path = Path(shutil.copytree(source.parent, tmp_path / "onnx")) / source.name
     model = ir.load(path)
     for node in model.graph:

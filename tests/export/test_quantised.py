@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from artifacts_of import data_of, graph_of
+from files_of import data_path, graph_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,8 +36,8 @@ def folder(int8_artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Every int8 graph of `small`, side by side. Do not change them."""
     side_by_side = tmp_path_factory.mktemp("int8")
     for spec in STAGES:
-        for path in (graph_of(int8_artifacts, "int8", spec.name),
-                     data_of(int8_artifacts, "int8", spec.name)):  # fmt: skip
+        for path in (graph_path(int8_artifacts, "int8", spec.name),
+                     data_path(int8_artifacts, "int8", spec.name)):  # fmt: skip
             shutil.copy(path, side_by_side)
     return side_by_side
 
@@ -163,7 +163,7 @@ def test_dequantise_counts_and_must_not_fire_elsewhere(folder: Path, small_artif
     products = sum(node.op_type == "MatMulInteger" for node in graph.graph)
     assert dequantise(graph) == products > 0
     assert dequantise(graph) == 0
-    other = ir.load(graph_of(small_artifacts, "fp16", "denoiser_step"))
+    other = ir.load(graph_path(small_artifacts, "fp16", "denoiser_step"))
     before = [node.op_type for node in other.graph]
     assert dequantise(other) == 0
     assert [node.op_type for node in other.graph] == before

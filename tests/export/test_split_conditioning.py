@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from artifacts_of import data_of, graph_of
+from files_of import data_path, graph_path
 from numpy.typing import NDArray
 
 from engines import compare
@@ -45,7 +45,7 @@ SHAPE = (3, 17, 128)
 
 
 def load(folder: Path, name: str, precision: str = "fp32") -> ir.Model:
-    return ir.load(graph_of(folder, precision, name))
+    return ir.load(graph_path(folder, precision, name))
 
 
 def run(model: ir.Model, **feeds: Array) -> list[Array]:
@@ -56,7 +56,7 @@ def run(model: ir.Model, **feeds: Array) -> list[Array]:
 
 
 def ort_stage(folder: Path, small: LDLM, name: str) -> OrtStage:
-    return OrtStage(graph_of(folder, "fp32", name), stage(name), small.config)
+    return OrtStage(graph_path(folder, "fp32", name), stage(name), small.config)
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:
@@ -131,12 +131,12 @@ def test_the_norms_of_a_step_read_their_gain_and_bias_from_the_table(
 def test_the_loops_graphs_bring_no_weights_of_their_own(
     small_artifacts: Path, name: str, precision: str
 ) -> None:
-    path = graph_of(small_artifacts, precision, name)
+    path = graph_path(small_artifacts, precision, name)
     assert path.stat().st_size < 100_000
     initializers = onnx.load(path, load_external_data=False).graph.initializer
     places = [e.value for i in initializers for e in i.external_data if e.key == "location"]
     assert set(places) == {"denoiser.onnx.data"}
-    assert data_of(small_artifacts, precision, name).name == "denoiser.onnx.data"
+    assert data_path(small_artifacts, precision, name).name == "denoiser.onnx.data"
 
 
 def torch_rows(small: LDLM) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
-from artifacts_of import graph_of
+from files_of import graph_path
 
 from engines import compare
 from engines.compile.rtx import layer_dtypes
@@ -29,7 +29,7 @@ FUSED = {"denoiser": 2, "denoiser_step": 2, "token_decoder_logits": 2, "latent_d
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", FUSED)
 def test_how_often_it_fires(small_artifacts: Path, name: str, precision: str) -> None:
-    model = ir.load(graph_of(small_artifacts, precision, name))
+    model = ir.load(graph_path(small_artifacts, precision, name))
     assert unfuse_attention(model) == FUSED[name]
     assert not [node for node in model.graph if node.op_type == "Attention"]
     assert sum(node.op_type == "Softmax" for node in model.graph) == 2
@@ -43,10 +43,10 @@ def test_it_computes_the_same(small_artifacts: Path, small: LDLM) -> None:
     spec = compared("denoiser")
     inputs = stage_inputs(spec, small.config, 2, 17)
     expected = TorchStage(small, spec)(*inputs)
-    with _unfused(graph_of(small_artifacts, "fp32", "denoiser")) as path:
+    with _unfused(graph_path(small_artifacts, "fp32", "denoiser")) as path:
         assert compare(OrtStage(path, spec, small.config)(*inputs), expected).relative_l2 < 1e-5
     for precision in ("fp16", "bf16"):
-        fused = graph_of(small_artifacts, precision, "denoiser")
+        fused = graph_path(small_artifacts, precision, "denoiser")
         with _unfused(fused) as path:
             errors = [
                 compare(EvaluatorStage(p, spec, small.config)(*inputs), expected).relative_l2
@@ -59,7 +59,7 @@ def test_the_loops_rows_unfused_compute_the_same(small_artifacts: Path, small: L
     """The file that engines are built of: its attention reads rows, and splits them here."""
     spec = stage("denoiser_step")
     inputs = stage_inputs(spec, small.config, 2, 17)
-    path = graph_of(small_artifacts, "fp32", "denoiser_step")
+    path = graph_path(small_artifacts, "fp32", "denoiser_step")
     expected = OrtStage(path, spec, small.config)(*inputs)
     with _unfused(path) as changed:
         assert compare(OrtStage(changed, spec, small.config)(*inputs), expected).relative_l2 < 1e-5
@@ -105,7 +105,7 @@ NOT_PLAIN = {
 def test_an_attention_that_is_not_ours_is_refused(
     small_artifacts: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = ir.load(graph_of(small_artifacts, "fp16", "denoiser"))
+    model = ir.load(graph_path(small_artifacts, "fp16", "denoiser"))
     node = next(node for node in model.graph if node.op_type == "Attention")
     change, reason = NOT_PLAIN[name]
     change(node)
@@ -121,7 +121,7 @@ def test_an_attention_that_is_not_ours_is_refused(
 def test_tensorrt_builds_it(small_artifacts: Path, small: LDLM) -> None:
     """Case 8: the network has no attention layer, and its softmax is in float32."""
     spec = compared("denoiser")
-    path = graph_of(small_artifacts, "fp16", "denoiser")
+    path = graph_path(small_artifacts, "fp16", "denoiser")
     with _unfused(path) as changed:
         layers = layer_dtypes(changed, spec)
     assert not [kind for kind, _ in layers if "ATTENTION" in kind]

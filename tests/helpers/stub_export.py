@@ -2,7 +2,7 @@
 
 Run as a program: `python stub_export.py CHECKPOINT FOLDER PRECISIONS [LOG]`. Only what makes the
 files' content is replaced; keys, locks, staging and commits are the product's own. Imports no
-torch, so that a process can be killed at thirty moments in a test.
+torch, so that a process can be killed at every moment in a test; see `killed_export`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from engines.artifacts.digests import text_digest
 from engines.artifacts.export import export_artifacts
 from engines.compile.target import rtx_target
 from engines.tensorrt.profiles import profiles
-from export.stages import sharing
+from export.stages import stages_of
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm.config import PRESETS
 
-PART = 20_000  # bytes at a time
+PART, DELAY = 20_000, 0.002  # bytes at a time, and seconds between
 
 
 def content(weights: str, precision: str, name: str) -> bytes:
@@ -38,7 +38,7 @@ def write_slowly(path: Path, data: bytes) -> None:
         for start in range(0, len(data), PART):
             file.write(data[start : start + PART])
             file.flush()
-            time.sleep(0.002)
+            time.sleep(DELAY)
 
 
 def install(log: Path | None = None) -> None:
@@ -58,18 +58,19 @@ def install(log: Path | None = None) -> None:
 
     def export_stage(model: Any, weights: str, precision: str, folder: Path) -> list[Any]:
         note(f"export {precision} {weights}")
-        specs = sharing(weights, precision)
+        specs = stages_of(weights)
         for data in {folder / spec.data for spec in specs}:
             write_slowly(data, content(model.weights, precision, data.name))
         graphs = []
         for spec in specs:
             path = folder / f"{spec.name}.onnx"
             write_slowly(path, content(model.weights, precision, path.name))
+            data = folder / spec.data
             graphs.append(types.SimpleNamespace(spec=spec, path=path, data=data, evidence={}))
         return graphs
 
     def build_engine(path: Path, spec: Any, *_: Any, sms: Any, **__: Any) -> Any:
-        note(f"build {path.parent.name} {spec.name}")
+        note(f"build {path.parts[-3]} {spec.name}")
         time.sleep(0.02)
         plan = text_digest(path.read_bytes().decode() + str(sms)).encode() * 1000
         return types.SimpleNamespace(
