@@ -29,7 +29,7 @@ from engines.artifacts.digests import Digests, text_digest
 from engines.artifacts.manifest import MANIFEST, SCHEMA, TOKENIZER, Manifest
 from ldlm import checkpoint as checkpoints
 from ldlm import files
-from ldlm.errors import ArtifactError
+from ldlm.errors import ArtifactError, ConfigError
 
 # Only what has the form of a file of ours is ever deleted. The last four are of schema 2.
 PATTERNS = (
