@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 from pages import (
-    COMMANDS, PAGES, PROJECT, ROOT, TARGETS, lines, parse, require_extras, require_options,
-    require_targets, spans,
+    COMMANDS,
+    PAGES,
+    PROJECT,
+    ROOT,
+    TARGETS,
+    lines,
+    parse,
+    require_extras,
+    require_options,
+    require_targets,
+    spans,
 )  # fmt: skip
 
 README = (ROOT / "README.md").read_text("utf-8")
