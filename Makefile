@@ -39,7 +39,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --editable '.[build,rtx]' --group dev
 	@touch $@
 
-demo: $(VENV)/.installed ## a small trained model: export, prove, compile, and sentences from it
+demo: $(VENV)/.installed ## a small trained model: export, proof, engines, and sentences from it
 	$(LDLM) engines $(DEMO) --out artifacts/grammar --precision fp32 --sm '$(SM)'
 	$(LDLM) sample artifacts/grammar --solver ddpm -n 10 --batch-size 10 --seed $(SEED)
 
@@ -51,21 +51,21 @@ ifeq ($(CHECKPOINT),checkpoints/$(PRESET))
 SEEDED := checkpoints/$(PRESET)/config.json
 endif
 
-engines: $(VENV)/.installed $(SEEDED) ## export, verify and compile what has changed of CHECKPOINT
+engines: $(VENV)/.installed $(SEEDED) ## export, verify and build what has changed of CHECKPOINT
 	@$(LDLM) engines $(CHECKPOINT) --out $(ARTIFACTS) --precision $(PRECISION) \
 	  --target $(TARGET) --sm '$(SM)'
 
 $(ARTIFACTS)/manifest.json:
 	$(MAKE) engines
 
-sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## write text with RUNTIME, in the first PRECISION
+sample: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## text from RUNTIME, in the first PRECISION
 	$(LDLM) sample $(ARTIFACTS) --runtime $(RUNTIME) --precision $(FIRST_PRECISION) \
 	  --steps $(STEPS) --seed $(SEED) --checkpoint $(CHECKPOINT)
 
-parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the whole proof: stress, sampler, damaged graphs
+parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the whole proof: stressed weights, sampler, damaged graphs
 	$(LDLM) verify $(ARTIFACTS) --checkpoint $(CHECKPOINT) --stress --self-test --sampler-steps 64
 
-bench: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the peers side by side: tens of minutes at the full size
+bench: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## speed, beside PyTorch: tens of minutes at the full size
 	$(LDLM) bench $(ARTIFACTS) --checkpoint $(CHECKPOINT) --batch 1,8
 
 test: $(VENV)/.installed ## run every test, the whole job at base among them

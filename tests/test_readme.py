@@ -1,69 +1,104 @@
-"""What the README tells people to type exists, and every command is told of."""
+"""The documentation as text: it names what exists, all of it, and stays short."""
 
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Callable
 from pathlib import Path
 
-import typer.main
+import pytest
+from pages import (
+    COMMANDS,
+    PAGES,
+    PROJECT,
+    ROOT,
+    TARGETS,
+    lines,
+    parse,
+    require_extras,
+    require_options,
+    require_targets,
+    spans,
+)  # fmt: skip
 
-from engines.cli import app
-
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-LINES = [
-    line.split("#")[0].strip()
-    for block in BLOCKS
-    for line in block.replace("\\\n", "").splitlines()
-]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+INSTALL = (ROOT / "docs" / "install.md").read_text("utf-8")
 
 
-def test_every_make_target_exists_and_is_told_of() -> None:
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
-    variables = set(re.findall(r"^([A-Z]+) +\?=", makefile, re.MULTILINE))
-    used = [shlex.split(line) for line in LINES if line.startswith("make ")]
-    assert used
-    for _, *words in used:
-        for word in words:
-            assert word in targets or word.partition("=")[0] in variables, word
-    assert targets <= set(re.findall(r"make ([a-z-]+)", README)) | {"help"}
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") <= 150
+
+
+def test_every_make_target_exists_and_is_documented() -> None:
+    assert lines("make")
+    for line in lines("make") + spans("make"):
+        require_targets(line)
+    assert {line.split()[1] for line in lines("make") if len(line.split()) > 1} >= TARGETS
 
 
 def test_every_ldlm_line_parses() -> None:
-    used = [shlex.split(line) for line in LINES if re.match(r"(\.venv/bin/)?ldlm ", line)]
-    assert used
-    for _, name, *arguments in used:
-        command = COMMANDS[name]
-        options = {flag for parameter in command.params for flag in parameter.opts}
-        given = {word for word in arguments if word.startswith("-")}
-        assert given <= options, f"{name}: {given - options}"
+    assert lines("ldlm")
+    for line in lines("ldlm"):
+        parse(line)
+    assert spans("ldlm")
+    for span in spans("ldlm"):
+        require_options(span)
 
 
-def test_every_command_is_told_of() -> None:
-    told = {shlex.split(line)[1] for line in LINES if re.match(r"(\.venv/bin/)?ldlm ", line)}
-    assert told == set(COMMANDS)
+def test_every_command_is_documented() -> None:
+    assert {line.split()[1] for line in lines("ldlm")} == set(COMMANDS)
+    readme = set(re.findall(r"^ldlm (\w+)", README, re.MULTILINE))
+    assert readme == set(COMMANDS), "the README has a line for every command"
 
 
-def test_every_dependency_has_its_reason() -> None:
-    import tomllib
+@pytest.mark.parametrize(
+    ("check", "line"),
+    [
+        (parse, "ldlm sampel artifacts/base"),
+        (parse, "ldlm sample artifacts/base --speed 3"),
+        (parse, "ldlm sample artifacts/base --steps many"),
+        (parse, "ldlm verify artifacts/base"),
+        (require_options, "ldlm verify --taps --tips"),
+        (require_targets, "make engine"),
+        (require_targets, "make engines CHECKPIONT=checkpoints/mine"),
+        (require_extras, "pip install '.[bild]'"),
+    ],
+)
+def test_a_wrong_line_is_noticed(check: Callable[[str], None], line: str) -> None:
+    with pytest.raises(AssertionError):
+        check(line)
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    wanted = project["project"]["dependencies"]
-    for extra in project["project"]["optional-dependencies"].values():
-        wanted = wanted + extra
-    wanted = wanted + project["dependency-groups"]["dev"]
-    for requirement in wanted:
-        name = re.match(r"[a-z0-9-]+", requirement)
-        assert name is not None
-        assert f"| {name.group()} |" in README, name.group()
+
+def test_every_dependency_has_its_reason_and_no_other() -> None:
+    wanted = {
+        "base": PROJECT["project"]["dependencies"],
+        **{f"[{n}]": r for n, r in PROJECT["project"]["optional-dependencies"].items()},
+        "dev": PROJECT["dependency-groups"]["dev"],
+    }
+    tables = dict(re.findall(r"^\| (\S+) \| why \|\n\|---\|---\|\n((?:\|.*\n)+)", INSTALL, re.M))
+    assert set(tables) == set(wanted)
+    for extra, requirements in wanted.items():
+        names = {re.match(r"[a-z0-9-]+", requirement)[0] for requirement in requirements}  # type: ignore[index]
+        assert names == set(re.findall(r"^\| ([a-z0-9-]+) \| \S", tables[extra], re.M)), extra
+
+
+def test_every_link_leads_somewhere() -> None:
+    found = 0
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / link).exists(), f"{page}: {link}"
+            found += 1
+    assert found > 30
+
+
+def test_the_map_of_the_code_has_every_room() -> None:
+    drawn = README[README.index("## Map of the code") :]
+    rooms = [path.parent.name for path in (ROOT / "engines").glob("*/__init__.py")]
+    assert rooms
+    assert [room for room in rooms if f"{room}/" not in drawn] == []
 
 
 def test_files_speak_of_no_machine() -> None:
     """No path of a developer's machine in what users read."""
-    for path in (ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")):
-        text = path.read_text("utf-8")
-        assert not re.search(r"/(home|root|work|tmp)/", text), path
+    for path in (*PAGES, ROOT / "Makefile"):
+        assert not re.search(r"/(home|root|work|tmp)/", Path(path).read_text("utf-8")), path
