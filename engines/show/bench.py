@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from engines.bench.measure import STEP, Case, flops
+from engines.show.table import add_row, table
 from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import ConfigError, installs
@@ -22,26 +23,22 @@ SUFFIXES = (".svg", ".png", ".pdf")
 def bench_table(document: Document) -> Table:
     """A row per case and peer, with a bar as long as its time."""
     machine = document["machine"]
-    table = Table(
-        title=f"{document['bench']}: milliseconds per step or call, peers in turn",
-        caption=(
-            f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']} before, own "
-            f"matmul rate {machine['matmul_gflops']} GFLOP/s. ratio: how much faster than the "
-            "first; outside: share of the loop outside the graph; of rate: share of the matmul rate"
-        ),
-    )
-    for column in ("what", "peer"):
-        table.add_column(column)
-    for column in ("p50", "p90", "p99", "ratio", "tokens/s", "outside", "of rate", "GB"):
-        table.add_column(column, justify="right")
-    table.add_column("p50, to scale", no_wrap=True)
+    made = table(
+        f"{document['bench']}: milliseconds per step or call, peers in turn",
+        ("what", "peer", ">p50", ">p90", ">p99", ">ratio", ">tokens/s", ">outside", ">of rate",
+         ">GB", "p50, to scale"),
+        f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']} before, own "
+        f"matmul rate {machine['matmul_gflops']} GFLOP/s. ratio: how much faster than the "
+        "first; outside: share of the loop outside the graph; of rate: share of the matmul rate",
+    )  # fmt: skip
     previous = None
     for row in document["rows"]:
         case = Case(row["what"], row["batch"], row["length"])
         if case != previous:
-            table.add_section()
+            made.add_section()
         outside = "-" if row["outside"] is None else f"{100 * row['outside']:.2f} %"
-        table.add_row(
+        add_row(
+            made,
             "" if case == previous else f"{case.what} {case.batch} x {case.length}",
             row["peer"],
             *(f"{row[f'{p}_ms']:,.1f}" for p in ("p50", "p90", "p99")),
@@ -53,7 +50,7 @@ def bench_table(document: Document) -> Table:
             "█" * max(1, round(BAR * row["p50_ms"] / _slowest(document, case))),
         )
         previous = case
-    return table
+    return made
 
 
 def _slowest(document: Document, case: Case) -> float:

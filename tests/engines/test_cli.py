@@ -178,9 +178,6 @@ def test_an_island_switched_off_by_name_misses_its_gate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """`export --without-island`, then `verify`, on one stage: the precision gate fails."""
-    monkeypatch.setattr("engines.artifacts.export.DEPLOYED", ("token_decoder",))
-    monkeypatch.setattr("engines.proof.verify.DEPLOYED", ("token_decoder",))
-    monkeypatch.setattr("engines.show.proof.DEPLOYED", ("token_decoder",))
     common = [str(tmp_path), "--precision", "fp16", "--without-island", "layer_norm"]
     monkeypatch.setattr("sys.argv", ["ldlm", "export", str(small_checkpoint), "--out", *common])
     with pytest.raises(SystemExit) as caught:
@@ -188,7 +185,7 @@ def test_an_island_switched_off_by_name_misses_its_gate(
     assert not caught.value.code, capsys.readouterr().err
     assert (tmp_path / "onnx" / "fp16-without-layer_norm" / "token_decoder.onnx").exists()
     verify = ["ldlm", "verify", str(tmp_path), "--checkpoint", str(small_checkpoint)]
-    by_name = ["--precision", "fp16-without-layer_norm"]
+    by_name = ["--precision", "fp16-without-layer_norm", "--stage", "token_decoder"]
     monkeypatch.setattr("sys.argv", [*verify, *by_name])
     with pytest.raises(SystemExit) as caught:
         main()
