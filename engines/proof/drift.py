@@ -64,19 +64,11 @@ def drift(
         precision = Precision.of(name)
         paths = {s: manifest.graph(name, s).verified(folder) for s in SAMPLED}
         runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
-        if precision.is_float32:
-            limit, share = DRIFT_FLOAT32, 0.0
-        else:
-            own = {s: torchs_own(model, stage(s), precision) for s in SAMPLED}
-            peer = _run(model.config, own, request)
-            limit = precision_limit(_over_steps(_distances(peer, reference)))
-            share = float(np.mean(peer.tokens != reference.tokens))
+        limit, allowed = _limits(model, precision, request, reference)
         run = _run(model.config, runtime, request)
         curve = _distances(run, reference)
         curves.append(Drift(name, tuple(curve)))
         differ = float(np.mean(run.tokens != reference.tokens))
-        # A share of few tokens is coarse: one token more than PyTorch's is no finding.
-        allowed = share + (0.0 if precision.is_float32 else 1 / length)
         for question, found, most in (
             (Question.DRIFT, _over_steps(curve), limit),
             (Question.DRIFT_TOKENS, differ, allowed),
@@ -85,6 +77,19 @@ def drift(
                 Measurement(SAMPLER, name, "given", question, 1, length, found, most)
             )
     return measurements, curves
+
+
+def _limits(
+    model: LDLM, precision: Precision, request: SampleRequest, reference: Trace
+) -> tuple[float, float]:
+    """Of DRIFT and DRIFT_TOKENS."""
+    if precision.is_float32:
+        return DRIFT_FLOAT32, 0.0
+    own = {name: torchs_own(model, stage(name), precision) for name in SAMPLED}
+    peer = _run(model.config, own, request)
+    share = float(np.mean(peer.tokens != reference.tokens))
+    # A share of few tokens is coarse: one token more than PyTorch's is no finding.
+    return precision_limit(_over_steps(_distances(peer, reference))), share + 1 / peer.tokens.size
 
 
 def _run(
