@@ -34,13 +34,11 @@ def command(
     rounds: Annotated[int, typer.Option(help="How often the turn goes round.")] = 3,
     seconds: Annotated[float, typer.Option(help="A peer's share of one turn, about.")] = 2.0,
     to: Annotated[Path | None, typer.Option("--out", help="Also write the JSON here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Plot over the lengths: .svg, .png.")] = None,
 ) -> None:
     """Time each peer on the same steps, in turn; the last line is JSON."""
     from engines.bench.measure import Case, bench
     from engines.bench.peers import default_peers
-    from engines.show.bench import bench_table, require_plot
-    from engines.show.bench import plot as draw
+    from engines.show.bench import bench_table
     from ldlm import files
 
     manifest = folders.load(folder)
@@ -50,8 +48,6 @@ def command(
     batches = _integers(batch, "--batch")
     cases = [Case(part, b, n) for part in names(what) for b in batches for n in lengths]
     chosen = default_peers(manifest, batches) if peers is None else names(peers)
-    if plot is not None:
-        require_plot(plot, names(what))
     with steps() as progress:
         document = bench(
             folder,
@@ -64,8 +60,6 @@ def command(
         )
     text = json.dumps(document)
     out.print(bench_table(document))
-    if plot is not None:
-        draw(document, config, plot)
     if to is not None:
         files.write_whole(to, (text + "\n").encode())
     out.file.write(text + "\n")

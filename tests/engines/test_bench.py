@@ -16,7 +16,7 @@ from engines.bench.measure import Case, Samples, Worker, bench, flops
 from engines.bench.peers import Peer, default_peers, parse
 from engines.bench.worker import loop
 from engines.cli import app
-from engines.show.bench import bench_table, plot
+from engines.show.bench import bench_table
 from ldlm import LDLM, PRESETS
 from ldlm.errors import BenchError, ConfigError
 from ldlm.noise import NoiseStream
@@ -35,7 +35,7 @@ def printed(small_artifacts: Path, small_checkpoint: Path, tmp_path_factory) -> 
             *("bench", str(small_artifacts), "--checkpoint", str(small_checkpoint)),
             *("--peers", "torch,ort-plain,ort,ort:fp16", "--what", "step,latent_decoder"),
             *("--length", "8,32", "--rounds", "1", "--seconds", "0.02"),
-            *("--out", str(folder / "bench.json"), "--plot", str(folder / "bench.svg")),
+            *("--out", str(folder / "bench.json")),
         ],
     )
     assert result.exit_code == 0, result.output
@@ -66,15 +66,9 @@ def test_the_last_line_is_the_document(printed: tuple[str, Path]) -> None:
     assert document["machine"]["matmul_gflops"] > 0
 
 
-def test_the_table_and_the_plot(printed: tuple[str, Path]) -> None:
-    text, folder = printed
-    document = json.loads(text.splitlines()[-1])
+def test_the_table_has_a_row_per_peer_and_case(printed: tuple[str, Path]) -> None:
+    document = json.loads(printed[0].splitlines()[-1])
     assert bench_table(document).row_count == len(document["rows"])
-    drawing = (folder / "bench.svg").read_text()
-    assert "<svg" in drawing
-    with pytest.raises(ConfigError, match="no step"):
-        plot({**document, "rows": []}, SMALL, folder / "nothing.svg")
-    assert not (folder / "nothing.svg").exists()
 
 
 def test_figures_follow_from_seconds() -> None:
@@ -198,24 +192,3 @@ def test_half_a_line_of_a_dying_worker_is_no_answer(
     with pytest.raises(BenchError, match="its process ended"):
         worker.ask(what="step", batch=1, length=8, d_model=128, steps=2)
     whole.close()
-
-
-@pytest.mark.parametrize("place", ["x.bmp", "nowhere/x.svg"])
-def test_a_plot_that_cannot_be_drawn_is_refused_before_the_first_peer(
-    small_artifacts: Path, small_checkpoint: Path, tmp_path: Path, place: str
-) -> None:
-    common = [
-        "bench",
-        str(small_artifacts),
-        "--checkpoint",
-        str(small_checkpoint),
-        "--peers",
-        "ort",
-    ]
-    result = CliRunner().invoke(app, [*common, "--plot", str(tmp_path / place)])
-    assert result.exit_code != 0
-    assert "cannot be written" in str(result.exception)
-    result = CliRunner().invoke(
-        app, [*common, "--what", "latent_decoder", "--plot", str(tmp_path / "x.svg")]
-    )
-    assert "no step was measured" in str(result.exception)
