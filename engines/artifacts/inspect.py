@@ -99,18 +99,21 @@ def _entry(entry: EngineEntry) -> Document:
 
 
 def _graph(path: Path) -> Document:
+    try:
+        found = _facts(path)
+    except Exception as error:  # of protobuf, of onnx_ir, of what a damaged graph leaves undefined
+        raise ArtifactError(f"{path} is not a readable ONNX file", got=str(error)[:300]) from error
+    return {"sha256": files.sha256(path), **found, "manifest": _home(path, "graphs")}
+
+
+def _facts(path: Path) -> Document:
     import onnx_ir as ir
 
-    try:
-        model = ir.load(path)
-    except Exception as error:  # protobuf's and onnx_ir's errors share no base but this one
-        raise ArtifactError(f"{path} is not a readable ONNX file", got=str(error)[:300]) from error
-    graph = model.graph
+    graph = ir.load(path).graph
     held = [value.const_value for value in graph.initializers.values() if value.const_value]
     external = {str(tensor.location) for tensor in held if isinstance(tensor, ir.ExternalTensor)}
     missing = sorted(name for name in external if not (path.parent / name).is_file())
     return {
-        "sha256": files.sha256(path),
         "opset": graph.opset_imports.get("", "none"),
         "inputs": {str(value.name): _type(value) for value in graph.inputs},
         "outputs": {str(value.name): _type(value) for value in graph.outputs},
@@ -123,7 +126,6 @@ def _graph(path: Path) -> Document:
         "parameters": sum(tensor.size for tensor in held),
         "weights": dict(Counter(str(tensor.dtype.name) for tensor in held)),
         "external data": [f"{n} (missing)" if n in missing else n for n in sorted(external)],
-        "manifest": _home(path, "graphs"),
     }
 
 

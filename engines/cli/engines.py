@@ -37,8 +37,8 @@ def command(
     folder = folder or default_artifacts(checkpoint)
     export.command(checkpoint, folder, precision, explain=explain)
     found = verify.prove(folder, checkpoint, precisions(precision))
-    if found.new is not None:
+    if found.new.scopes:
         verify.show(found)
         found.save()
-        found.require_passed()
+        found.new.require_passed()
     build.command(folder, precision, target, sm, profile, batch, length, explain=explain)

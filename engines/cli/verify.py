@@ -69,7 +69,7 @@ def command(
     else:
         show(found)
     found.save()  # after it was shown: it may be that it cannot be written
-    found.require_passed()
+    found.new.require_passed()
 
 
 def prove(
@@ -87,7 +87,7 @@ def prove(
             folder, checkpoint, precisions, options,
             stages=stages, again=again, progress=progress, say=tell,
         )  # fmt: skip
-    if found.new is not None:
+    if found.new.scopes:
         tell(f"verify: {found.run['seconds']} s, peak memory {found.run['peak_gb']} GB")
     return found
 

@@ -29,31 +29,27 @@ CASE = (2, 64)
 
 
 def ablate(
-    model: LDLM,
-    precisions: Sequence[str],
-    chosen: Sequence[str],
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Ablation]:
-    """Export every stage with each of its islands in half, alone and all together.
+    model: LDLM, precision: Precision, component: str, progress: Callable[[str], None]
+) -> Iterator[Ablation]:
+    """Export a component with each of its islands in half, alone and all together.
 
     Args:
         model: a checkpoint, float32.
-        precisions: of these, the half ones.
-        chosen: components.
+        precision: a half one.
+        component: which.
         progress: told what is being done.
 
     Raises:
-        ConfigError: no half precision among them.
         ExportError, DiskSpaceError: as the export.
     """
-    rows = []
-    half = half_ones(precisions)
+    islands = precision.islands(component)
     copies: tuple[tuple[Checkpoint, LDLM], ...] = (("given", model), ("stress", stressed(model)))
     for checkpoint, copy in copies:
-        for name in half:
-            for component in chosen:
-                rows += list(_component(copy, checkpoint, name, component, progress))
-    return rows
+        bench = Bench(copy, checkpoint, precision, component)
+        for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
+            without = " ".join(off) or "nothing"
+            progress(f"{component} {precision}, {checkpoint} checkpoint, without {without}")
+            yield bench.without(off)
 
 
 def half_ones(precisions: Sequence[str]) -> list[str]:
@@ -73,24 +69,14 @@ def half_ones(precisions: Sequence[str]) -> list[str]:
     return half
 
 
-def _component(
-    model: LDLM, checkpoint: Checkpoint, precision: str, component: str,
-    progress: Callable[[str], None],
-) -> Iterator[Ablation]:  # fmt: skip
-    bench = Bench(model, checkpoint, precision, component)
-    islands = Precision.of(precision).islands(component)
-    for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
-        without = " ".join(off) or "nothing"
-        progress(f"{component} {precision}, {checkpoint} checkpoint, without {without}")
-        yield bench.without(off)
-
-
 class Bench:
     """One stage and its inputs, and what float32 and autocast make of them."""
 
-    def __init__(self, model: LDLM, checkpoint: Checkpoint, precision: str, component: str) -> None:
+    def __init__(
+        self, model: LDLM, checkpoint: Checkpoint, precision: Precision, component: str
+    ) -> None:
         self.spec = compared(component)
-        self.model, self.checkpoint, self.precision = model, checkpoint, Precision.of(precision)
+        self.model, self.checkpoint, self.precision = model, checkpoint, precision
         case = clamped(CASE, model.config)
         arrays = stage_inputs(self.spec, model.config, *case)
         self.inputs = stress_inputs(self.spec, arrays) if checkpoint == "stress" else arrays

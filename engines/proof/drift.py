@@ -70,19 +70,12 @@ def drift(
         precision = Precision.of(name)
         paths = {s: manifest.graph(name, s).verified(folder) for s in SAMPLED}
         runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
+        limit, allowed = _limits(model, precision, request, reference)
         run = _run(model.config, runtime, request)
         curve = _distances(run, reference)
         curves.append(Drift(name, tuple(curve)))
-        if precision.is_float32:
-            measured = float(np.sqrt(np.mean(np.square(curve))))
-            limit, allowed = DRIFT_FLOAT32, 0.0
-        else:
-            own = {s: torchs_own(model, stage(s), precision) for s in SAMPLED}
-            peer = _run(model.config, own, request)
-            measured = _typical(run, reference)
-            limit = precision_limit(_typical(peer, reference))
-            # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
-            allowed = float(np.mean(peer.tokens != reference.tokens)) + 1 / length
+        over_steps = float(np.sqrt(np.mean(np.square(curve))))
+        measured = over_steps if precision.is_float32 else _typical(run, reference)
         differ = float(np.mean(run.tokens != reference.tokens))
         for question, found, most in (
             (Question.DRIFT, measured, limit),
@@ -92,6 +85,19 @@ def drift(
                 Measurement(SAMPLER, name, "given", question, TEXTS, length, found, most)
             )
     return measurements, curves
+
+
+def _limits(
+    model: LDLM, precision: Precision, request: SampleRequest, reference: Trace
+) -> tuple[float, float]:
+    """Of DRIFT and DRIFT_TOKENS."""
+    if precision.is_float32:
+        return DRIFT_FLOAT32, 0.0
+    own = {name: torchs_own(model, stage(name), precision) for name in SAMPLED}
+    peer = _run(model.config, own, request)
+    share = float(np.mean(peer.tokens != reference.tokens))
+    # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
+    return precision_limit(_typical(peer, reference)), share + TEXTS / peer.tokens.size
 
 
 def _run(

@@ -61,9 +61,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def key(self) -> Key:
         """(precision, component) that it belongs to."""
         name: str = getattr(self, "stage", SAMPLER)
-        return Key(
-            getattr(self, "precision", ""), name if name == SAMPLER else stage(name).component
-        )
+        component = name if name == SAMPLER else stage(name).component
+        return Key(getattr(self, "precision", ""), component)
 
 
 class Gated(Record, frozen=True, kw_only=True):
@@ -298,26 +297,24 @@ class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
         for first in self.failures():
             overflow = first.limit is None
             other = overflow or first.limit == SIGNAL_LOST
+            finite = "PyTorch's own error to be finite"
             raise ParityError(
                 f"{len(self.failures())} of {len(self.measurements)} measurements fail; the first "
                 f"is '{first.question}' in {first.precision} on the {first.checkpoint} checkpoint",
                 stage=first.stage,
                 tensor=first.where,
-                expected="PyTorch's own error to be finite"
-                if overflow
-                else f"<= {first.limit:.3g}",
-                got="an overflow in it" if overflow else number(first.distance, digits=3),
+                expected=finite if overflow else f"<= {number(first.limit, 3)}",
+                got="an overflow in it" if overflow else number(first.distance, 3),
                 remedy="use bf16 or fp32 for this checkpoint" if other else f"see {PARITY}",
             )
-        for island in self.islands:
-            if not island.passed:
-                raise ParityError(
-                    f"an island is not there, says {island.source}, in {island.precision}",
-                    stage=island.stage,
-                    tensor=island.what,
-                    expected=island.expected,
-                    got=counted(island.found),
-                )
+        for island in (island for island in self.islands if not island.passed):
+            raise ParityError(
+                f"an island is not there, says {island.source}, in {island.precision}",
+                stage=island.stage,
+                tensor=island.what,
+                expected=island.expected,
+                got=counted(island.found),
+            )
         missed = [outcome for outcome in self.self_test if not outcome.passed]
         for outcome in missed:
             raise ParityError(
@@ -349,8 +346,6 @@ def _finite(value: Any) -> Any:
 
 def _place(record: Record) -> tuple[int, int, str]:
     """By component, then by precision: in whichever order things were proved."""
-    base = record.key.precision.partition(WITHOUT)[0]
-    known = list(POLICIES)
-    rank = known.index(base) if base in known else len(known)
-    order = [*components(), SAMPLER]
-    return order.index(record.key.component), rank, record.key.precision
+    precision, component = record.key
+    rank = list(POLICIES).index(precision.partition(WITHOUT)[0])
+    return [*components(), SAMPLER].index(component), rank, precision

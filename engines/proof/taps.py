@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
 
-from engines.artifacts.manifest import Manifest
 from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
 from engines.proof.inputs import clamped, stage_inputs
@@ -29,7 +28,7 @@ from engines.runtime.stage import named
 from export.equations import tapped, tapped_graph
 from export.passes.widen import widen
 from export.precision import Precision, apply, without_rounding
-from export.stages import StageSpec, compared
+from export.stages import StageSpec
 from ldlm import files
 from ldlm.errors import GraphCheckError
 from ldlm.model import LDLM
@@ -37,35 +36,6 @@ from ldlm.model import LDLM
 Array = NDArray[Any]
 
 CASE = (2, 17)
-
-
-def look(
-    folder: Path,
-    manifest: Manifest,
-    model: LDLM,
-    precisions: Sequence[str],
-    chosen: Sequence[str],
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[TapReport]:
-    """Compare every tap of every stage.
-
-    A file with other operators than the model exports to gives a report that fails.
-
-    Args:
-        folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
-        chosen: components.
-
-    Raises:
-        ArtifactError: a graph was not exported, or its files have changed.
-    """
-    reports = []
-    for component in chosen:
-        spec = compared(component)
-        for name in precisions:
-            entry = manifest.graph(name, spec.name)
-            progress(f"{component} {name}, taps")
-            reports += _stage(entry.verified(folder), model, spec, name)
-    return reports
 
 
 def measurement(report: TapReport) -> Measurement | None:
@@ -84,18 +54,27 @@ def _worst(error: float | None) -> float:
     return math.inf if error is None else error
 
 
-def _stage(path: Path, model: LDLM, spec: StageSpec, precision: str) -> list[TapReport]:
-    policy = Precision.of(precision)
-    module = apply(spec.torch(model), spec.component, policy).eval()
+def look(path: Path, model: LDLM, spec: StageSpec, precision: Precision) -> list[TapReport]:
+    """Compare every tap of a stage; a file with other operators gives a report that fails.
+
+    Args:
+        path: the .onnx file of a traced stage.
+        model: the checkpoint it was made from, float32.
+        spec, precision: what it should be.
+
+    Raises:
+        DiskSpaceError: the disk is full.
+    """
+    module = apply(spec.torch(model), spec.component, precision).eval()
     case = clamped(CASE, model.config)
     try:
         graph, outputs = tapped_graph(path, module, spec, model.config)
     except GraphCheckError as error:
         where = f"{error.details['tensor']}: {error.details.get('got', 'nothing')}"
-        return [TapReport(spec.name, precision, "formula", case, {}, where)]
+        return [TapReport(spec.name, str(precision), "formula", case, {}, where)]
     inputs = stage_inputs(spec, model.config, *case)
     reports = []
-    if not policy.is_float32:
+    if not precision.is_float32:
         rounded = Evaluator(graph.graph).run(named(spec, inputs))
         got = {tap: rounded[name] for tap, name in outputs.items()}
         reference = torch_taps(spec.torch(model), spec, inputs)
@@ -123,7 +102,7 @@ def torch_taps(
 
 def _report(
     spec: StageSpec,
-    precision: str,
+    precision: Precision,
     about: Literal["formula", "rounding"],
     case: tuple[int, int],
     got: Mapping[str, Array],
@@ -132,10 +111,10 @@ def _report(
     errors = {tap: against(got[tap], reference[tap]).relative_l2 for tap in reference}
     floor = FORMULA_L2 / STANDS_OUT
     if about == "rounding":
-        dtype = Precision.of(precision).products
+        dtype = precision.products
         floor = torch.finfo(getattr(torch, dtype)).eps
     first = first_to_stand_out(errors, floor)
-    return TapReport(spec.name, precision, about, case, errors, first)
+    return TapReport(spec.name, str(precision), about, case, errors, first)
 
 
 def first_to_stand_out(errors: Mapping[str, float], floor: float) -> str | None:

@@ -24,13 +24,13 @@ class Update:
 
     Attributes:
         proof: all of it: what was measured now, and what stands from before.
-        new: what was measured now, or None where nothing has changed.
+        new: what was measured now; without scopes where nothing has changed.
         run: wall seconds and peak memory of that.
     """
 
     folder: Path
     proof: Proof
-    new: Proof | None
+    new: Proof
     run: dict[str, float]
 
     def save(self) -> None:
@@ -39,20 +39,10 @@ class Update:
         Raises:
             DiskSpaceError, OSError: it cannot be written.
         """
-        if self.new is None:
-            return
-        with folders.updated(self.folder) as manifest:
-            manifest.runs["verify"] = self.run
-        save(self.folder, manifest, self.new)
-
-    def require_passed(self) -> None:
-        """Fail on the first gate that does not hold in what was measured now.
-
-        Raises:
-            ParityError: naming it.
-        """
-        if self.new is not None:
-            self.new.require_passed()
+        if self.new.scopes:
+            with folders.updated(self.folder) as manifest:
+                manifest.runs["verify"] = self.run
+            save(self.folder, manifest, self.new)
 
 
 def update(
@@ -95,7 +85,7 @@ def update(
     before = current(saved.content or Proof(), manifest)
     if not stale:
         say("nothing has changed since this was verified (ldlm verify --again measures anew)")
-        return Update(folder, before, None, {})
+        return Update(folder, before, Proof(), {})
     from engines.proof.verify import verify
     from ldlm.model import LDLM
 

@@ -13,7 +13,15 @@ from engines.proof.drift import drift
 from engines.proof.gates import CASES
 from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.questions import NOTHING_MORE, SAMPLER, ProofOptions
-from engines.proof.records import Checkpoint, Measurement, Proof, Scope
+from engines.proof.records import (
+    Ablation,
+    Checkpoint,
+    Measurement,
+    Outcome,
+    Proof,
+    Scope,
+    TapReport,
+)
 from engines.proof.sabotage.selftest import require_policies, self_test
 from engines.proof.saved import identities, made_from
 from engines.proof.stage import float64_limit, prove
@@ -156,37 +164,40 @@ class _Context:
 
     def component(self, component: str, name: str, tough: LDLM | None) -> Proof:
         """All that is asked of a component in a precision; of `tough` too, the stressed model."""
-        folder, manifest, model, progress, options = (
-            self.folder, self.manifest, self.model, self.progress, self.options,
-        )  # fmt: skip
-        subject = (folder, manifest, model, [name], [component])
-        scope = self._scope(name, component)
-        paths = {s: manifest.graph(name, s).verified(folder) for s in scope.graphs}
-        precision = Precision.of(name)
+        model, options, progress = self.model, self.options, self.progress
+        precision, spec, scope = (
+            Precision.of(name),
+            compared(component),
+            self._scope(name, component),
+        )
+        paths = {s: self.manifest.graph(name, s).verified(self.folder) for s in scope.graphs}
         progress(f"{component} {name}")
         found = measure(model, component, precision, paths, CASES, "given")
         records = [
             record
-            for spec in stages_of(component)
-            for record in islands.look(paths[spec.name], spec, precision)
+            for each in stages_of(component)
+            for record in islands.look(paths[each.name], each, precision)
         ]
         if tough is not None:
-            found += stress(folder, tough, component, name, progress)
-        reports = taps.look(*subject, progress) if options.taps else []
-        found += [line for report in reports if (line := taps.measurement(report)) is not None]
-        outcomes = self_test(*subject, progress) if options.self_test else []
+            found += stress(self.folder, tough, component, name, progress)
+        reports: list[TapReport] = []
+        outcomes: list[Outcome] = []
+        rows: list[Ablation] = []
+        if options.taps:
+            progress(f"{component} {name}, taps")
+            reports = taps.look(paths[spec.name], model, spec, precision)
+            found += [m for report in reports if (m := taps.measurement(report)) is not None]
+        if options.self_test:
+            where = (self.folder, self.manifest, model, precision, component)
+            outcomes = list(self_test(*where, progress))
         if options.runtime:
             found += self._engines(component, name)
-        ablated = options.ablate and precision.is_half
-        rows = ablate(model, [name], [component], progress) if ablated else []
+        if options.ablate and precision.is_half:
+            rows = list(ablate(model, precision, component, progress))
         return Proof(
-            measurements=tuple(found),
-            islands=tuple(records),
-            taps=tuple(reports),
-            self_test=tuple(outcomes),
-            ablation=tuple(rows),
+            tuple(found), tuple(records), tuple(reports), tuple(outcomes), tuple(rows),
             scopes=(scope,),
-        )
+        )  # fmt: skip
 
     def sampler(self, precisions: Sequence[str]) -> Proof:
         """The whole sampler in every precision."""

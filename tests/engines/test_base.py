@@ -47,7 +47,7 @@ def test_from_checkpoint_to_engines_and_text(tmp_path: Path) -> None:
     assert parity["passed"] is True
     exact = [
         line
-        for line in parity["lines"]
+        for line in parity["measurements"]
         if line["question"] == "formula"
         or (line["question"], line["precision"]) == ("graph", "fp32")
     ]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engines.cli import main
-from engines.quality.evaluate import JUDGED, Share, _before_end, runs_of
+from engines.quality.evaluate import JUDGED, _before_end, runs_of
 from engines.quality.judge import load_judge
+from engines.quality.records import Share, read
 from engines.show.quality import quality_table
 from ldlm.errors import ConfigError
 
@@ -54,7 +55,13 @@ def test_every_precision_is_judged_on_the_same_noise(
         assert row["samples"] == 3
         assert row["unseen"]["value"] in (0.0, 1.0)  # of none, or of all that is accepted
         assert 0 <= row["accepted"]["low"] <= row["accepted"]["value"] <= row["accepted"]["high"]
-    assert quality_table(document).row_count == 5
+    report = read(own_artifacts).content
+    assert report is not None
+    assert quality_table(report).row_count == 5
+    rows["torch", "fp32"]["agreement"] = "high"
+    (own_artifacts / "quality.json").write_text(json.dumps(document))
+    assert "not evaluated yet: quality.json" in read(own_artifacts).problem
+    assert "rows[0].agreement" in read(own_artifacts).problem
 
 
 def test_wilsons_interval() -> None:

@@ -24,7 +24,6 @@ from engines.artifacts.export import export_artifacts
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import FileEntry
 from engines.compile.target import rtx_target
-from engines.proof.records import Extra, Parity, reasons
 from engines.tensorrt.profiles import profiles
 from export.precision import POLICIES, Precision
 from ldlm import LDLM, PRESETS
@@ -286,26 +285,3 @@ def test_the_exporter_counts_for_every_graph(sources: Path) -> None:
     edit(sources / "export" / "passes" / "argmax_tail.py", "import onnx_ir", "import os, onnx_ir")
     assert source_digest(closure("export.exporter")) != before
     assert "export.equations" not in closure("export.exporter")
-
-
-def test_a_proof_stands_until_something_it_depends_on_changes(small_artifacts: Path) -> None:
-    manifest = folders.load(small_artifacts)
-    from engines.proof.records import identities
-
-    graphs = identities(manifest, "fp16")
-    proof = Parity([], graphs)
-    proof.made_from["fp16"] = ingredients.proof_ingredients(
-        graphs, manifest.checkpoint, manifest.config
-    )
-    proof.asked["fp16"] = Extra(stress=True, sampler_steps=64).asked()
-    document = proof.document()
-    assert reasons(document, manifest, "fp16", Extra()) == ()
-    assert reasons(document, manifest, "fp16", Extra(stress=True)) == ()
-    assert reasons(document, manifest, "fp16", Extra(taps=True)) == ("not asked yet: taps",)
-    assert reasons(document, manifest, "fp16", Extra(sampler_steps=32)) != ()
-    assert reasons(document, manifest, "bf16", Extra()) == ("not verified yet",)
-    assert reasons(None, manifest, "fp16", Extra()) == ("not verified yet",)
-    document["islands"] = [{"precision": "fp16", "passed": False}]
-    assert reasons(document, manifest, "fp16", Extra()) == ("a gate failed the last time",)
-    manifest.checkpoint = "0" * 64
-    assert reasons(document, manifest, "fp16", Extra()) == ("weights changed",)

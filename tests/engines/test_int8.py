@@ -208,7 +208,7 @@ def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
         found = update(
             int8_artifacts, small_checkpoint, options=options, again=True, say=told.append
         )
-        found.require_passed()
+        assert found.new.passed
     floats = ["fp32", "fp16", "bf16"]
     assert asked == [floats, floats, floats, [*floats, "int8"]]
     assert [text for text in told if "left out: int8" in text] == 3 * [told[0]]

@@ -98,7 +98,7 @@ def test_a_half_norm_that_overflows_is_noticed_without_a_gpu(
 def test_ablation_shows_what_an_island_buys(small: LDLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh weights make a lost island look harmless; stress weights do not."""
     monkeypatch.setattr(precision, "ISLANDS", ("layer_norm",))  # one is enough here
-    rows = ablate(small, ["fp32", "fp16"], ["token_decoder"])
+    rows = list(ablate(small, POLICIES["fp16"], "token_decoder", lambda _: None))
     variants = [(), ("layer_norm",)]
     assert [(r.checkpoint, r.off) for r in rows] == [
         (checkpoint, off) for checkpoint in ("given", "stress") for off in variants
@@ -157,7 +157,14 @@ def test_every_stage_is_within_its_gate_on_stress_weights(
 @pytest.fixture(scope="module")
 def outcomes(small: LDLM, private_artifacts: Path) -> list[Outcome]:
     manifest = folders.load(private_artifacts)
-    return self_test(private_artifacts, manifest, small, PRECISIONS, components())
+    return [
+        outcome
+        for name in PRECISIONS
+        for component in components()
+        for outcome in self_test(
+            private_artifacts, manifest, small, POLICIES[name], component, lambda _: None
+        )
+    ]
 
 
 def record_of(outcomes: list[Outcome]) -> Proof:

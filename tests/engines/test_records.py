@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import errno
 import io
 import json
 import math
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from rich.console import Console
 
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import Manifest
+from engines.cli import main
 from engines.proof.questions import SAMPLER, ProofOptions, Question
 from engines.proof.records import (
     UNDAMAGED,
@@ -33,6 +36,7 @@ from engines.proof.records import (
     TapReport,
 )
 from engines.proof.saved import Saved, identities, made_from, read, reasons, save
+from engines.proof.update import Update, update
 from engines.show.proof import tables
 from engines.show.summary import summary_table
 from ldlm.errors import ConfigError, ParityError
@@ -42,8 +46,15 @@ LOGITS = "token_decoder_logits"
 
 
 @pytest.fixture
-def manifest(own_artifacts: Path) -> Manifest:
-    return folders.load(own_artifacts)
+def folder(small_artifacts: Path, tmp_path: Path) -> Path:
+    """An artifacts folder of which nothing but the manifest is there."""
+    shutil.copy(small_artifacts / "manifest.json", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def manifest(folder: Path) -> Manifest:
+    return folders.load(folder)
 
 
 def scope(
@@ -96,12 +107,12 @@ def shown(proof: Proof, width: int = 140) -> str:
     return console.file.getvalue()
 
 
-def test_what_is_written_is_read_back(own_artifacts: Path, manifest: Manifest) -> None:
+def test_what_is_written_is_read_back(folder: Path, manifest: Manifest) -> None:
     proof = whole(manifest, "fp32", "fp16")
-    assert save(own_artifacts, manifest, proof) == proof
-    assert read(own_artifacts) == Saved(proof, "")
+    assert save(folder, manifest, proof) == proof
+    assert read(folder) == Saved(proof, "")
     assert pickle.loads(pickle.dumps(proof)) == proof
-    document = json.loads((own_artifacts / "parity.json").read_text())
+    document = json.loads((folder / "parity.json").read_text())
     assert document["schema"] == 1
     assert document["passed"] is True
     assert document["measurements"][0]["question"] == "graph"
@@ -184,13 +195,13 @@ def test_a_proof_stands_until_something_it_depends_on_changes(manifest: Manifest
 
 
 def test_other_precisions_stay_while_their_graphs_are_the_same(
-    own_artifacts: Path, manifest: Manifest
+    folder: Path, manifest: Manifest
 ) -> None:
-    save(own_artifacts, manifest, whole(manifest, "fp32", "fp16", "bf16"))
+    save(folder, manifest, whole(manifest, "fp32", "fp16", "bf16"))
     entry = manifest.graph("bf16", "denoiser")
     other = dataclasses.replace(entry.graph, sha256="0" * 64)
     manifest.put_graph(dataclasses.replace(entry, graph=other))
-    kept = save(own_artifacts, manifest, proof_of(manifest, "fp32", *COMPONENTS))
+    kept = save(folder, manifest, proof_of(manifest, "fp32", *COMPONENTS))
     left = {(s.precision, s.component) for s in kept.scopes}
     every = {(p, c) for p in ("fp32", "fp16", "bf16") for c in (*COMPONENTS, SAMPLER)}
     assert every - left == {("bf16", "denoiser"), ("bf16", SAMPLER)}
@@ -247,40 +258,44 @@ def mutations(document: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path} -> {odd!r}", changed
 
 
-def use_everything(folder: Path, manifest: Manifest) -> bool:
-    """Call all that reads parity.json; whether it was of the schema."""
+def use_everything(folder: Path, manifest: Manifest, *, printed: bool = True) -> bool:
+    """Call all that reads parity.json; whether it was of the schema. Printing takes the time."""
     saved = read(folder)
     assert (saved.content is None) == saved.problem.startswith("not verified yet: parity.json ")
     why = reasons(saved, manifest, "fp16", ProofOptions(taps=True))
     console = Console(width=100, file=io.StringIO())
-    console.print(summary_table(folder, manifest))
+    summary = summary_table(folder, manifest)
+    if printed:
+        console.print(summary)
     if saved.content is None:
         assert why == (saved.problem,)
         assert "parity.json" in console.file.getvalue()
         return False
-    shown(saved.content)
+    assert all(table.columns for table in tables(saved.content))
+    if printed:
+        shown(saved.content)
     with contextlib.suppress(ParityError):
         saved.content.require_passed()
     saved.content.merged(saved.content)
     return True
 
 
-def test_no_mutation_of_parity_json_is_an_error(own_artifacts: Path, manifest: Manifest) -> None:
+def test_no_mutation_of_parity_json_is_an_error(folder: Path, manifest: Manifest) -> None:
     """What is not of the schema is "not verified yet", with a reason, wherever it is read."""
-    path = own_artifacts / "parity.json"
-    save(own_artifacts, manifest, proof_of(manifest, "fp16", "token_decoder", SAMPLER))
+    path = folder / "parity.json"
+    save(folder, manifest, proof_of(manifest, "fp16", "token_decoder", SAMPLER))
     document = json.loads(path.read_text())
-    assert use_everything(own_artifacts, manifest)
+    assert use_everything(folder, manifest)
     refused = accepted = 0
     for what, changed in mutations(document):
         path.write_text(json.dumps(changed))
-        saved = read(own_artifacts)
+        saved = read(folder)
         if saved.content is None:  # what follows from that is the same for all
             assert saved.problem.startswith("not verified yet: parity.json "), what
             refused += 1
             continue
         try:
-            use_everything(own_artifacts, manifest)
+            use_everything(folder, manifest, printed=accepted % 10 == 0)
         except Exception as error:
             raise AssertionError(f"{what}: {error!r}") from error
         accepted += 1
@@ -294,17 +309,17 @@ def test_no_mutation_of_parity_json_is_an_error(own_artifacts: Path, manifest: M
     b'{"drift": NaN}', b'"\\ud800"',
 ])  # fmt: skip
 def test_a_damaged_or_older_parity_json_is_no_proof(
-    own_artifacts: Path, manifest: Manifest, content: bytes
+    folder: Path, manifest: Manifest, content: bytes
 ) -> None:
-    (own_artifacts / "parity.json").write_bytes(content)
-    assert not use_everything(own_artifacts, manifest)
-    kept = save(own_artifacts, manifest, whole(manifest, "fp16"))  # and it is replaced
-    assert read(own_artifacts).content == kept
+    (folder / "parity.json").write_bytes(content)
+    assert not use_everything(folder, manifest)
+    kept = save(folder, manifest, whole(manifest, "fp16"))  # and it is replaced
+    assert read(folder).content == kept
 
 
-def test_a_folder_in_its_place_is_no_proof(own_artifacts: Path, manifest: Manifest) -> None:
-    (own_artifacts / "parity.json").mkdir()
-    assert not use_everything(own_artifacts, manifest)
+def test_a_folder_in_its_place_is_no_proof(folder: Path, manifest: Manifest) -> None:
+    (folder / "parity.json").mkdir()
+    assert not use_everything(folder, manifest)
 
 
 def test_numbers_are_whole_in_a_narrow_window(manifest: Manifest) -> None:
@@ -312,3 +327,57 @@ def test_numbers_are_whole_in_a_narrow_window(manifest: Manifest) -> None:
     for word in ("1e-07", "1e-05", "1.0000000", "distance", "max abs"):
         assert word in text
     assert "…" not in text
+
+
+def test_what_cannot_be_written_is_not_lost(
+    folder: Path, manifest: Manifest, small_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A full disk after an hour of measuring: the result is shown first, and the exit is 1."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    proof = proof_of(manifest, "fp32", "denoiser")
+    monkeypatch.setattr("engines.proof.verify.verify", lambda *_: proof)
+    monkeypatch.setattr("ldlm.files.publish", full)
+    arguments = ["verify", str(folder), "--checkpoint", str(small_checkpoint), "--json",
+                 "--precision", "fp32", "--stage", "denoiser"]  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["ldlm", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    shown = capsys.readouterr()
+    assert caught.value.code == 1
+    assert msgspec.json.decode(shown.out, type=Proof) == proof
+    assert "error: " in shown.err
+    assert not (folder / "parity.json").exists()
+
+
+def test_what_has_not_changed_is_not_measured(
+    folder: Path, manifest: Manifest, small_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+
+    def verified(*arguments: Any) -> Proof:
+        *_, names, _progress, _options, stages = arguments
+        calls.append(names)
+        return proof_of(manifest, names[0], *(stages or COMPONENTS))
+
+    monkeypatch.setattr("engines.proof.verify.verify", verified)
+    told: list[str] = []
+
+    def bring(stages: list[str] | None = None, **options: Any) -> Update:
+        found = update(
+            folder, small_checkpoint, ["fp16"], stages=stages, say=told.append, **options
+        )
+        found.save()
+        return found
+
+    assert bring(["denoiser"]).proof.passed is False
+    assert bring(["denoiser"]).new == Proof()
+    assert "nothing has changed" in told[-1]
+    assert bring().proof.passed is True  # the others are missing: all of it is measured
+    assert bring().new == Proof()
+    assert len(bring(again=True).new.scopes) == 3
+    assert calls == 3 * [["fp16"]]
+    assert folders.load(folder).runs["verify"].keys() == {"seconds", "peak_gb"}

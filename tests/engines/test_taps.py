@@ -24,6 +24,7 @@ from engines.proof.stress import stressed
 from engines.proof.verify import verify
 from engines.show.proof import taps_table
 from export.equations import TAPS
+from export.precision import POLICIES
 from export.stages import stage
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError, ParityError
@@ -32,8 +33,8 @@ from ldlm.errors import GraphCheckError, ParityError
 @pytest.fixture(scope="module")
 def reports(small: LDLM, small_artifacts: Path) -> list[TapReport]:
     """One stage is enough here; tests/export/test_taps.py has all of them in PyTorch."""
-    manifest = folders.load(small_artifacts)
-    return taps.look(small_artifacts, manifest, small, ["bf16"], ["latent_decoder"])
+    path = small_artifacts / "onnx" / "bf16" / "latent_decoder.onnx"
+    return taps.look(path, small, stage("latent_decoder"), POLICIES["bf16"])
 
 
 def test_no_equation_differs(reports: list[TapReport], small: LDLM) -> None:
@@ -109,8 +110,8 @@ def test_a_file_with_other_operators_fails_and_says_where(
         raise GraphCheckError("other operators", tensor="after 0.S", expected="Div", got="Softmax")
 
     monkeypatch.setattr(taps, "tapped_graph", refuse)
-    manifest = folders.load(small_artifacts)
-    (report,) = taps.look(small_artifacts, manifest, small, ["fp32"], ["latent_decoder"])
+    path = small_artifacts / "onnx" / "fp32" / "latent_decoder.onnx"
+    (report,) = taps.look(path, small, stage("latent_decoder"), POLICIES["fp32"])
     line = taps.measurement(report)
     assert line is not None
     assert not line.passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,15 +10,21 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from files_of import data_path, engine_path, graph_path
+from rich.console import Console
 
 from engines import doctor
 from engines.artifacts import folder as folders
 from engines.artifacts import manifest as manifests
-from engines.artifacts.collect import collect, drop, leftovers
-from engines.artifacts.inspect import describe, differences
+from engines.artifacts.collect import Leftover, collect, drop, leftovers
+from engines.artifacts.ingredients import Decision
+from engines.artifacts.inspect import describe
 from engines.doctor import Gpu, examine
+from engines.show.decisions import decisions_table
+from engines.show.doctor import findings_table
+from engines.show.summary import description_table, leftovers_table
 from ldlm.errors import ArtifactError
 
 ROOT = Path(__file__).parents[2]
@@ -158,23 +165,39 @@ def test_files_that_are_not_what_they_were(own_artifacts: Path, tmp_path: Path) 
             describe(path)
 
 
-def test_two_builds_compared(small_artifacts: Path, own_artifacts: Path) -> None:
-    assert differences(describe(small_artifacts), describe(own_artifacts)) == []
-    with folders.updated(own_artifacts) as manifest:
-        manifest.engines = [e for e in manifest.engines if e.precision != "bf16"]
-        manifest.tools["torch"] = "9.9"
-    rows = differences(describe(small_artifacts), describe(own_artifacts))
-    keys = [key for key, _, _ in rows]
-    assert "tools.torch" in keys
-    assert "engines.bf16/rtx/denoiser_step.sha256" in keys
-    assert all(key == "tools.torch" or key.startswith("engines.bf16") for key in keys)
+def test_a_damaged_graph_is_named(small_artifacts: Path, tmp_path: Path) -> None:
+    """Whatever bytes are wrong, what comes is a description or one kind of error."""
+    source = graph_path(small_artifacts, "fp32", "latent_decoder")
+    content = source.read_bytes()
+    path = tmp_path / "damaged.onnx"
+    random = np.random.default_rng(0)
+    refused = 0
+    for number in range(100):
+        damaged = bytearray(content[: random.integers(1, len(content))] if number % 2 else content)
+        for place in random.integers(0, len(damaged), 40):
+            damaged[place] = random.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            json.dumps(describe(path))
+        except ArtifactError:
+            refused += 1
+    assert refused > 20
 
 
-def test_two_precisions_of_one_graph_compared(small_artifacts: Path) -> None:
-    graphs = [graph_path(small_artifacts, p, "denoiser") for p in ("fp32", "fp16")]
-    rows = {key: (a, b) for key, a, b in differences(*map(describe, graphs))}
-    assert rows["weights.FLOAT16"][0] == "-"
-    assert "inputs.x_t" not in rows
+def test_names_in_tables_are_no_markup(tmp_path: Path) -> None:
+    """A folder may be called what rich would take for a style or a face."""
+    name = "a[/b] e:100:x"
+    path = tmp_path / f"{name}.engine"
+    document = {"of": name, "runs": {name: "[red]"}}
+    console = Console(width=200, file=io.StringIO())
+    console.print(description_table(path, document))
+    left = Leftover(path, 5, f"in {name}")
+    console.print(leftovers_table(tmp_path, [left], deleted=False))
+    console.print(decisions_table(name, [Decision(name, (name,))]))
+    console.print(findings_table([doctor.Finding(doctor.GOOD, name, name, name)]))
+    text = console.file.getvalue()
+    assert text.count(name) == 4 + 2 + 3 + 3
+    assert "[red]" in text
 
 
 def test_the_published_schema_is_that_of_the_code(small_artifacts: Path) -> None:

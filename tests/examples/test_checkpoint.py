@@ -12,9 +12,11 @@ import pytest
 
 from engines.artifacts import folder as folders
 from engines.artifacts.export import export_artifacts
-from engines.proof.verify import Extra, verify
-from engines.quality.evaluate import Quality, evaluate
+from engines.proof.questions import ProofOptions
+from engines.proof.verify import verify
+from engines.quality.evaluate import evaluate
 from engines.quality.judge import load_judge
+from engines.quality.records import Quality
 from ldlm import LDLM, files
 from ldlm.sampler import SampleRequest
 
@@ -64,8 +66,9 @@ def test_trained_weights_pass_every_gate(grammar_artifacts: Path) -> None:
     """Trained activations, the sampler's drift among them."""
     manifest = folders.load(grammar_artifacts)
     model = LDLM.from_checkpoint(CHECKPOINT)
-    parity = verify(grammar_artifacts, manifest, model, PRECISIONS, extra=Extra(sampler_steps=32))
-    parity.require_passed()
+    options = ProofOptions(sampler_steps=32)
+    proof = verify(grammar_artifacts, manifest, model, PRECISIONS, options=options)
+    proof.require_passed()
 
 
 def test_most_texts_are_sentences(rows: dict[tuple[str, str], Quality]) -> None:

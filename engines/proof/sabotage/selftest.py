@@ -34,35 +34,25 @@ CASE = (2, 17)
 
 
 def self_test(
-    folder: Path,
-    manifest: Manifest,
-    model: LDLM,
-    precisions: Sequence[str],
-    chosen: Sequence[str],
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Outcome]:
-    """Damage the exported graphs, one fault at a time, and put the questions to each.
+    folder: Path, manifest: Manifest, model: LDLM, precision: Precision, component: str,
+    progress: Callable[[str], None],
+) -> Iterator[Outcome]:  # fmt: skip
+    """Damage a component's exported graphs, one fault at a time, and put the questions to each.
 
     Three questions: the graph checks of the export, the islands of the policy, and the formula
     (for fp32, the file against PyTorch; for a half precision, with rounding switched off).
 
     Args:
-        folder, manifest, model, precisions, progress: as for `engines.proof.verify.verify`.
-        chosen: components.
+        folder, manifest, model, progress: as for `engines.proof.verify.verify`.
+        precision, component: which; see `require_policies`.
 
     Raises:
         ArtifactError: a damage finds nothing to damage.
-        ConfigError: an experiment, in which some damages change nothing.
     """
-    require_policies(precisions)
-    outcomes = []
-    for name in precisions:
-        stages = dict.fromkeys(damage.stage for damage in DAMAGES)
-        for stage_name in (s for s in stages if stage(s).component in chosen):
-            bench = _Bench(folder, manifest, model, name, stage_name)
-            progress(f"self-test {name} {stage_name}")
-            outcomes += list(bench.run())
-    return outcomes
+    for name in dict.fromkeys(damage.stage for damage in DAMAGES):
+        if stage(name).component == component:
+            progress(f"self-test {precision} {name}")
+            yield from _Bench(folder, manifest, model, precision, name).run()
 
 
 def require_policies(precisions: Sequence[str]) -> None:
@@ -86,10 +76,10 @@ class _Bench:
     """One stage in one precision, its intact graph at hand."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, model: LDLM, precision: str, name: str
+        self, folder: Path, manifest: Manifest, model: LDLM, precision: Precision, name: str
     ) -> None:
-        self.model, self.precision, self.spec = model, Precision.of(precision), stage(name)
-        self.path = manifest.graph(precision, name).verified(folder)
+        self.model, self.precision, self.spec = model, precision, stage(name)
+        self.path = manifest.graph(str(precision), name).verified(folder)
         self.module = apply(self.spec.torch(model), self.spec.component, self.precision)
         self.inputs = stage_inputs(self.spec, model.config, *clamped(CASE, model.config))
         plain = without_rounding(self.module)
