@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import logging
 import time
@@ -22,10 +21,10 @@ from engines.runtime.ort import OrtStage
 from engines.runtime.ort_loop import OrtLoop
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_loop import HANDED_ON, TrtLoop
-from engines.tensorrt.device import Cuda, Device, DeviceArray
-from ldlm.errors import StageInputError
+from engines.tensorrt.device import Cuda, Device
+from engines.tensorrt.stream import DeviceArray, Stream
+from ldlm.errors import SamplerError, StageInputError
 from ldlm.noise import NoiseStream
-from ldlm.sampler import plain_loop
 from ldlm.schedule import TangentSchedule
 from ldlm.solvers import StepTable, step_table
 
@@ -71,12 +70,18 @@ def noise_of(batch: int = 2, length: int = LENGTH, width: int = WIDTH) -> NoiseS
     return NoiseStream(3, range(batch), (length, width))
 
 
+def run(steps: Any, table: StepTable, noise: NoiseStream) -> Array:
+    """The latents after all steps; there is one for every row of the table."""
+    for count, step in enumerate(steps(noise), 1):
+        if count == len(table):
+            z = step.x()
+    assert count == len(table)
+    return np.array(z.numpy() if isinstance(z, DeviceArray) else z)
+
+
 def latents(loop: Any, table: StepTable, batch: int = 2) -> Array:
-    """What a loop makes of the noise; it ticks once per step."""
-    ticks: list[int] = []
-    z = loop(table)(noise_of(batch), lambda: ticks.append(1))
-    assert len(ticks) == len(table)
-    return z.numpy() if isinstance(z, DeviceArray) else z
+    """What a loop makes of the noise."""
+    return run(loop(table), table, noise_of(batch))
 
 
 @pytest.mark.parametrize(
@@ -91,32 +96,34 @@ def test_it_computes_what_onnxruntime_computes(
     got = latents(loop, table, batch)
     np.testing.assert_array_equal(got, latents(on_ort, table, batch))
     plain = load_stages(small_artifacts, folders.load(small_artifacts), plain=True)
-    assert compare(got, latents(plain_loop(plain), table, batch)).relative_l2 < 1e-5
+    assert compare(got, latents(plain.loop, table, batch)).relative_l2 < 1e-5
 
 
 def test_a_step_is_one_launch_of_one_graph(loop: TrtLoop, device: FakeDevice) -> None:
     """Nothing comes back, nothing is allocated, and the host waits for no more than old steps."""
-    run = loop(table_of(130))
-    before = (device.captures, device.launches, len(device.allocated))
-    assert before[:2] == (1, 2)  # of the conditioning, three times
-    waits = device.waits
-    run(noise_of(), lambda: None)
-    assert device.captures == before[0] + 1
-    assert device.launches == before[1] + 129  # the first step of a shape runs plainly
-    assert len(device.allocated) == before[2]
+    steps = loop(table_of(130))
+    assert (device.captures, device.launches) == (1, 2)  # of the conditioning, three times
+    for first in (True, False):
+        before = (device.captures, device.launches, len(device.allocated), device.waits)
+        for _ in steps(noise_of()):
+            pass
+        assert device.captures == before[0] + first
+        assert device.launches == before[1] + 130 - first  # the first of a binding runs plainly
+        assert len(device.allocated) == before[2] + 9 * first
+        assert device.waits == before[3] + 2 * first  # for a profile, and to keep what it compiled
     assert device.downloads == 0
-    assert device.waits - waits <= 5
 
 
 def test_batches_share_the_tables_and_the_graph(
     loop: TrtLoop, on_ort: OrtLoop, device: FakeDevice
 ) -> None:
     table = table_of(70)
-    run, expected = loop(table), on_ort(table)
+    steps, expected = loop(table), on_ort(table)
     for indices in (range(2), range(2, 4), range(4, 5), range(5, 7)):
-        noise = [NoiseStream(1, indices, (LENGTH, WIDTH)) for _ in range(2)]
-        z = run(noise[0], lambda: None)
-        np.testing.assert_array_equal(z.numpy(), expected(noise[1], lambda: None))
+        got, wanted = (
+            run(one, table, NoiseStream(1, indices, (LENGTH, WIDTH))) for one in (steps, expected)
+        )
+        np.testing.assert_array_equal(got, wanted)
     assert device.captures == 1 + 2  # the conditioning, and the step at two sizes
     assert device.launches == 1 + 69 + 70 + 69 + 70
 
@@ -124,7 +131,8 @@ def test_batches_share_the_tables_and_the_graph(
 def test_no_noise_is_drawn_where_none_is_added(loop: TrtLoop) -> None:
     for solver, draws in (("ddim", 1), ("ddpm", 30)):
         noise = noise_of()
-        loop(table_of(30, solver))(noise, lambda: None)
+        for _ in loop(table_of(30, solver))(noise):
+            pass
         fresh = noise_of()
         for _ in range(draws):
             fresh.draw()
@@ -171,25 +179,67 @@ def test_the_host_is_a_step_ahead_of_the_device(loop: TrtLoop, device: FakeDevic
         return draw(out)
 
     noise.draw = watched  # type: ignore[method-assign]
-    run = loop(table_of(30))
-    run(noise_of(), lambda: None)  # the first steps of a shape wait for more
-    run(noise, lambda: None)
+    steps, table = loop(table_of(30)), table_of(30)
+    run(steps, table, noise_of())  # the first steps of a shape wait for more
+    run(steps, table, noise)
     assert set(waiting[3:]) == {2}  # the begin and the end of one step
 
 
-def test_an_interrupted_run_leaves_no_trace(loop: TrtLoop, on_ort: OrtLoop) -> None:
+def test_a_cancelled_run_leaves_no_trace(
+    loop: TrtLoop, on_ort: OrtLoop, device: FakeDevice
+) -> None:
+    """What it held serves the next run; nothing is left in the device's queue that reads noise."""
     table = table_of(20)
-    run = loop(table)
-    ticks = iter(range(5))
+    steps = loop(table)
+    first = steps(noise_of())
+    for _ in range(5):
+        next(first)
+    allocated = len(device.allocated)
+    first.close()
+    assert not any(event is None for event in device.events.values())
+    np.testing.assert_array_equal(run(steps, table, noise_of()), latents(on_ort, table))
+    assert len(device.allocated) == allocated
 
-    def stop() -> None:
-        if next(ticks, None) is None:
+
+def test_after_an_error_the_state_is_dropped(
+    loop: TrtLoop, on_ort: OrtLoop, device: FakeDevice
+) -> None:
+    table = table_of(20)
+    steps = loop(table)
+    noise, draws = noise_of(), iter(range(5))
+    draw = noise.draw
+
+    def stop(out: Any = None) -> Any:
+        if next(draws, None) is None:
             raise KeyboardInterrupt
+        return draw(out)
 
+    noise.draw = stop  # type: ignore[method-assign]
+    memory = len(device.memory)
     with pytest.raises(KeyboardInterrupt):
-        run(noise_of(), stop)
-    z = run(noise_of(), lambda: None)
-    np.testing.assert_array_equal(z.numpy(), latents(on_ort, table))
+        run(steps, table, noise)
+    assert len(device.memory) == memory
+    np.testing.assert_array_equal(run(steps, table, noise_of()), latents(on_ort, table))
+
+
+def test_the_last_state_alone_can_be_read(loop: TrtLoop, on_ort: OrtLoop) -> None:
+    table = table_of(20)
+    wanted = [step.x0_hat() for step in on_ort(table)(noise_of())][-1]
+    told = loop(table)(noise_of())
+    for step in (next(told) for _ in range(len(table) - 1)):
+        for read in (step.x, step.x0_hat):
+            with pytest.raises(SamplerError, match="not kept on a device"):
+                read()
+    last = next(told)
+    np.testing.assert_array_equal(last.x0_hat(), wanted)
+    z = last.x()
+    kept = z.numpy()
+    assert next(told, None) is None
+    latents(loop, table_of(30))  # takes a state of its own, as long as z is held
+    np.testing.assert_array_equal(z.numpy(), kept)
+    del z
+    with pytest.raises(SamplerError, match="not kept on a device"):
+        last.x()
 
 
 def test_scratch_memory_that_was_replaced_is_not_used(
@@ -197,11 +247,10 @@ def test_scratch_memory_that_was_replaced_is_not_used(
 ) -> None:
     """A stage that is loaded later may need more; the graph is captured anew."""
     table = table_of(20)
-    run = loop(table)
-    run(noise_of(), lambda: None)
+    steps = loop(table)
+    run(steps, table, noise_of())
     stage_of(runtime, small_artifacts, "token_decoder")
-    z = run(noise_of(), lambda: None)
-    np.testing.assert_array_equal(z.numpy(), latents(on_ort, table))
+    np.testing.assert_array_equal(run(steps, table, noise_of()), latents(on_ort, table))
     assert device.captures == 2
 
 
@@ -217,38 +266,35 @@ def test_a_shape_that_was_not_built_is_refused(
     loop: TrtLoop, device: FakeDevice, noise: NoiseStream, words: str
 ) -> None:
     """Before anything is copied: it would not fit."""
-    run = loop(table_of(20))
+    steps = loop(table_of(20))
     queued = len(device.queue)
     with pytest.raises(StageInputError, match=words):
-        run(noise, lambda: None)
+        next(steps(noise))
     assert len(device.queue) == queued
 
 
-def test_seconds_on_the_device_are_counted(loop: TrtLoop) -> None:
-    run = loop(table_of(30))
-    assert loop.inside == 0.0
+def test_seconds_on_the_device_are_told(loop: TrtLoop) -> None:
+    steps = loop(table_of(30))
     began = time.perf_counter()
-    run(noise_of(), lambda: None)
-    assert 0 < loop.inside < time.perf_counter() - began
+    seconds = [step.seconds for step in steps(noise_of())]
+    assert min(seconds) > 0
+    assert sum(seconds) < time.perf_counter() - began
 
 
 def test_memory_is_given_back(small_artifacts: Path, runtime: TrtRuntime) -> None:
     device: Any = runtime.device
-    stages = [stage_of(runtime, small_artifacts, name) for name in LOOP]
-    loop = TrtLoop(*stages)
-    before = len(device.memory)
-    run = loop(table_of(130))
-    assert len(device.memory) == before + 9
-    run(noise_of(), lambda: None)
-    del run
-    gc.collect()
-    assert len(device.memory) == before
-    while stages:
-        stages.pop().close()
-    del loop
-    gc.collect()
+    with runtime:
+        loop = TrtLoop(*(stage_of(runtime, small_artifacts, name) for name in LOOP))
+        before = len(device.memory)
+        steps = loop(table_of(130))
+        assert len(device.memory) == before + 2 + 3  # of the conditioning, and three tables
+        run(steps, table_of(130), noise_of())
+        assert len(device.memory) == before + 2 + 3 + 9
+        del steps
+        assert len(device.memory) == before + 2 + 9
     assert not device.events
-    assert len(device.memory) == 1  # the scratch memory
+    assert not device.memory
+    assert not device.graphs
 
 
 def test_what_a_stage_returned_goes_into_the_next_without_a_stop(
@@ -259,10 +305,9 @@ def test_what_a_stage_returned_goes_into_the_next_without_a_stop(
     )
     z = noise_of().draw()
     expected = tokens(decoder(z))
-    decoder.run(z)
+    decoder(z)
     waits = device.waits
-    h_hat = decoder.run(z)
-    ids = tokens.run(h_hat)
+    ids = tokens.enqueue(decoder.enqueue(z))
     assert device.waits == waits
     np.testing.assert_array_equal(ids.numpy(), expected)
 
@@ -271,7 +316,7 @@ def test_an_array_of_another_stream_is_waited_for(
     small_artifacts: Path, runtime: TrtRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = stage_of(runtime, small_artifacts, "latent_decoder")
-    z = decoder.run(noise_of().draw())
+    z = decoder.enqueue(noise_of().draw())
     asked = []
 
     def foreign(tensor: Any, *_: Any) -> Any:
@@ -279,28 +324,11 @@ def test_an_array_of_another_stream_is_waited_for(
         return tensor
 
     monkeypatch.setattr("engines.runtime.trt_stage.foreign", foreign)
-    decoder.run(z)
+    decoder.enqueue(z)
     assert not asked
-    other = DeviceArray(z.device, z.stream + 1, z.pointer, z.shape, "float32")
-    decoder.run(other)
+    other = DeviceArray(Stream(runtime.device), z.pointer, z.shape, "float32")
+    decoder.enqueue(other)
     assert asked == [other]
-
-
-def test_work_that_follows_a_stage_is_captured_with_it(
-    small_artifacts: Path, runtime: TrtRuntime, device: FakeDevice
-) -> None:
-    """Also where the stage had a graph before."""
-    decoder = stage_of(runtime, small_artifacts, "latent_decoder")
-    z = noise_of().draw()
-    for _ in range(3):
-        decoder.run(z)
-    done = []
-    decoder.then(lambda sizes: device.enqueue(lambda: done.append(dict(sizes))))
-    for _ in range(3):
-        decoder.run(z)
-    device.synchronize(runtime.stream)
-    assert done == 3 * [{"batch": 2, "length": LENGTH}]
-    assert len(device.graphs) == 1
 
 
 def test_the_stand_in_has_the_methods_of_the_device() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import fake_tensorrt as fake
 import numpy as np
 import pytest
+import torch
 from fake_tensorrt import FakeDevice, FakeTensorRT, runtime_of, stage_of
 from files_of import copy_graphs, engine_path
 
@@ -23,12 +24,15 @@ from engines.proof.records import Line
 from engines.runtime.engine_file import checked_engine
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
-from engines.runtime.trt_stage import SHAPES, TrtStage
+from engines.runtime.pool import IDLE
+from engines.runtime.stage import named
+from engines.runtime.trt_stage import TrtStage
 from engines.tensorrt import library as libraries
 from engines.tensorrt.cache import RuntimeCache
-from engines.tensorrt.device import Cuda, Foreign
+from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import load_library
-from export.stages import COMPILED, stage
+from engines.tensorrt.stream import Foreign
+from export.stages import compiled, stage
 from ldlm import LDLM
 from ldlm.errors import (
     ArtifactError,
@@ -63,7 +67,7 @@ def inputs_of(name: str, batch: int, length: int, config: Any) -> list[np.ndarra
     return [random.random(t.shape(config, sizes), "f4") for t in stage(name).inputs]
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", compiled())
 def test_a_stage_computes_what_its_graph_says(small_artifacts: Path, name: str) -> None:
     """Every output of it; `conditioning` has one shape, and no profile."""
     manifest = folders.load(small_artifacts)
@@ -72,10 +76,12 @@ def test_a_stage_computes_what_its_graph_says(small_artifacts: Path, name: str) 
     names = [tensor.name for tensor in on_engine.spec.outputs]
     for batch, length in ((1, 5), (1, 5), (1, 5), (3, 17), (1, 5), (8, 128)):
         inputs = stage_inputs(on_engine.spec, manifest.config, batch, length)
-        expected = on_ort.run(names, *inputs)
-        np.testing.assert_array_equal(on_engine(*inputs), expected[0])
-        for got, wanted in zip(on_engine.fetch(names, *inputs), expected, strict=True):
-            np.testing.assert_array_equal(got, wanted)
+        feeds = named(on_engine.spec, inputs)
+        expected, got = on_ort.run(feeds), on_engine.run(feeds)
+        np.testing.assert_array_equal(on_engine(*inputs), expected[names[0]])
+        assert list(got) == names
+        for name in names:
+            np.testing.assert_array_equal(got[name], expected[name])
 
 
 def test_profiles_are_chosen_by_shape(small_artifacts: Path) -> None:
@@ -86,13 +92,14 @@ def test_profiles_are_chosen_by_shape(small_artifacts: Path) -> None:
     assert [context.profiles for context in runtime.trt.engines[0].contexts] == [[0], [1], [1]]
 
 
-def test_no_call_allocates(small_artifacts: Path) -> None:
+def test_no_call_of_a_known_shape_allocates(small_artifacts: Path) -> None:
     runtime = runtime_of(small_artifacts)
     decoder = stage_of(runtime, small_artifacts, "latent_decoder")
-    before = list(runtime.device.allocated)  # type: ignore[attr-defined]
-    for batch, length in ((1, 4), (8, 128), (2, 9), (1, 4)):
+    allocated = []
+    for batch, length in 2 * ((1, 4), (8, 128), (2, 9), (1, 4)):
         decoder(*inputs_of("latent_decoder", batch, length, decoder.config))
-    assert runtime.device.allocated == before  # type: ignore[attr-defined]
+        allocated.append(len(runtime.device.allocated) - 1)  # type: ignore[attr-defined]
+    assert allocated == [2, 4, 6, 6, 6, 6, 6, 6]
 
 
 def test_the_second_run_of_a_shape_is_captured_and_later_ones_replay(small_artifacts: Path) -> None:
@@ -111,14 +118,53 @@ def test_graphs_of_many_shapes_make_room(small_artifacts: Path) -> None:
     runtime = runtime_of(small_artifacts)
     decoder = stage_of(runtime, small_artifacts, "latent_decoder")
     device: Any = runtime.device
-    for length in range(1, SHAPES + 4):
+    for length in range(1, IDLE + 4):
         for _ in range(2):
             decoder(*inputs_of("latent_decoder", 1, length, decoder.config))
-    assert len(device.graphs) == SHAPES
-    allocated = len(device.memory)
+    assert IDLE <= len(device.graphs) <= IDLE + 1
     decoder.close()
     assert not device.graphs
-    assert len(device.memory) == allocated - 2
+    assert list(device.memory) == [runtime.scratch.pointer]
+    with pytest.raises(EngineRunError, match="closed"):
+        decoder(*inputs_of("latent_decoder", 1, 4, decoder.config))
+
+
+def test_what_a_stage_returned_is_valid_as_long_as_it_is_held(small_artifacts: Path) -> None:
+    """Through later runs, and when the stage is closed; then its memory is used again."""
+    runtime = runtime_of(small_artifacts)
+    device: Any = runtime.device
+    decoder = stage_of(runtime, small_artifacts, "latent_decoder")
+    inputs = [np.full((1, 4, decoder.config.d_model), n, np.float32) for n in range(3)]
+    expected = [decoder(z) for z in inputs]
+    held = [decoder.enqueue(z) for z in inputs]
+    assert len({array.pointer for array in held}) == 3
+    for array, wanted in zip(held, expected, strict=True):
+        np.testing.assert_array_equal(array.numpy(), wanted)
+    first = held.pop(0)
+    pointer, allocated = first.pointer, len(device.allocated)
+    first.release()
+    with pytest.raises(EngineRunError, match="after its release"):
+        first.numpy()
+    assert decoder.enqueue(inputs[0]).pointer == pointer
+    assert len(device.allocated) == allocated
+    decoder.close()
+    np.testing.assert_array_equal(held[1].numpy(), expected[2])
+    held.clear()
+    del array
+    assert list(device.memory) == [runtime.scratch.pointer]
+
+
+def test_a_garbage_collector_may_find_it_in_a_capture(small_artifacts: Path) -> None:
+    """Memory that is freed in a turn of this thread is freed at the next one."""
+    runtime = runtime_of(small_artifacts)
+    device: Any = runtime.device
+    array = runtime.stream.allocate((4,), "float32")
+    with runtime.stream.turn(), device.capture(runtime.stream.handle):
+        pointer = array.pointer
+        del array
+        assert pointer in device.memory
+    runtime.stream.wait()
+    assert pointer not in device.memory
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(
@@ -234,16 +280,22 @@ def test_tensors_on_the_device_are_copied_there(
     runtime.device.upload(pointer, z, 0)
     tensor = Foreign(pointer, z.shape, "float32", z.nbytes)
     monkeypatch.setattr("engines.runtime.trt_stage.foreign", lambda *_: tensor)
-    output = decoder.run(object())
+    output = decoder.enqueue(object())
     assert output.__cuda_array_interface__["shape"] == z.shape
     np.testing.assert_array_equal(output.numpy(), expected)
 
 
 def test_what_is_no_tensor_is_refused(small_artifacts: Path) -> None:
-    pytest.importorskip("cuda.core", reason="reads DLPack")
     decoder = stage_of(runtime_of(small_artifacts), small_artifacts, "latent_decoder")
-    with pytest.raises(EngineRunError, match="neither a NumPy array nor a tensor"):
-        decoder("text")
+    z = np.zeros((1, 4, decoder.config.d_model), np.float32)
+    for wrong in ("text", z.tolist(), None):
+        with pytest.raises(StageInputError, match="neither a NumPy array nor a tensor"):
+            decoder(wrong)
+    with pytest.raises(StageInputError, match=">f4"):
+        decoder(z.astype(">f4"))
+    pytest.importorskip("cuda.core", reason="reads DLPack")
+    with pytest.raises(EngineRunError, match=r"x\.numpy\(\)"):
+        decoder(torch.from_numpy(z))
 
 
 def test_tensorrt_that_fails_is_an_error(
@@ -338,9 +390,7 @@ def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.Monke
     manifest = folders.load(small_artifacts)
     runtime = runtime_of(small_artifacts)
     monkeypatch.setattr("engines.runtime.trt.TrtRuntime", lambda _: runtime)
-    request = SampleRequest(
-        d_model=manifest.config.d_model, length=8, samples=3, batch_size=2, steps=32, seed=3
-    )
+    request = SampleRequest(length=8, samples=3, batch_size=2, steps=32, seed=3)
     tokens = [
         sample(load_stages(small_artifacts, manifest, runtime=name), request)
         for name in ("rtx", "ort")
@@ -389,13 +439,13 @@ def test_an_engine_that_computes_something_else_is_noticed(
     """Case 8: silently wrong on this GPU, and the build said nothing."""
     run = OrtStage.run
 
-    def wrong(self: OrtStage, names: list[str], *inputs: Any) -> Any:
-        found = dict(zip(names, run(self, names, *inputs), strict=True))
+    def wrong(self: OrtStage, feeds: Any, outputs: Any = None) -> Any:
+        found = run(self, feeds, outputs)
         if self.spec.name == name:
             result = found[output]
             whole = result.dtype == np.int64
             found[output] = (result + 1) % 256 if whole else result * np.float32(1.01)
-        return list(found.values())
+        return found
 
     monkeypatch.setattr(OrtStage, "run", wrong)
     failed = [line for line in proof_of_engines(small_artifacts, small) if not line.passed]

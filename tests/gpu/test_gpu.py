@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +23,26 @@ from engines.artifacts.build import build_artifacts
 from engines.compile.target import rtx_target, trt_target
 from engines.proof.gates import AUTOCAST_RATIO, FORMULA_L2
 from engines.proof.inputs import stage_inputs
-from engines.proof.loop import LOOP, LoopDenoiser
+from engines.proof.loop import LoopDenoiser
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
 from engines.runtime.torch import TorchStage
 from engines.runtime.trt import TrtRuntime
-from engines.runtime.trt_loop import TrtLoop
 from engines.runtime.trt_stage import TrtStage
 from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import load_library
 from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import RTX_SMS
-from export.stages import DEPLOYED, compared, stage
-from ldlm import LDLM
+from export.stages import LOOP, SAMPLED, compared, stage
+from ldlm import LDLM, PRESETS
 from ldlm.errors import LDLMError, ProviderError
 from ldlm.noise import NoiseStream
 from ldlm.sampler import SampleRequest, sample
-from ldlm.solvers import step_table
 
 pytestmark = pytest.mark.gpu
 
 CASES = ((1, 17), (3, 128))
+WIDTH = PRESETS["small"].d_model
 Array = NDArray[Any]
 
 
@@ -93,7 +93,7 @@ def autocast_error(model: LDLM, name: str, dtype: str, inputs: list[Array]) -> f
 
     spec = stage(name)
     expected = TorchStage(model, spec)(*inputs)
-    module = spec.build(model).eval().cuda()
+    module = spec.torch(model).eval().cuda()
     try:
         with torch.inference_mode(), torch.autocast("cuda", getattr(torch, dtype)):
             got = module(*(torch.from_numpy(x).cuda() for x in inputs)).float().cpu().numpy()
@@ -113,7 +113,7 @@ def test_engines_compute_what_pytorch_computes(
     stages = [TrtStage.from_artifacts(runtime, built, manifest, n, precision) for n in names]
     on_engine: Callable[..., Array] = stages[0]
     if name == "denoiser":
-        on_engine = LoopDenoiser(*(part.fetch for part in stages), whole=True)
+        on_engine = LoopDenoiser(*stages, whole=True)
     for batch, length in CASES:
         inputs = stage_inputs(compared(name), small.config, batch, length)
         expected = TorchStage(small, stage(name))(*inputs)
@@ -136,15 +136,13 @@ def test_tensors_of_torch_are_read_and_written_in_place(
     decoder = TrtStage.from_artifacts(runtime, built, folders.load(built), "latent_decoder", "fp32")
     (z,) = stage_inputs(stage("latent_decoder"), small.config, 2, 16)
     expected = decoder(z)
-    output = decoder.run(torch.from_numpy(z).cuda())
+    output = decoder.enqueue(torch.from_numpy(z).cuda())
     np.testing.assert_array_equal(torch.from_dlpack(output).cpu().numpy(), expected)
 
 
 def test_the_sampler_writes_the_same_tokens(runtime: TrtRuntime, built: Path) -> None:
     manifest = folders.load(built)
-    request = SampleRequest(
-        d_model=manifest.config.d_model, length=32, samples=4, batch_size=4, steps=64
-    )
+    request = SampleRequest(length=32, samples=4, batch_size=4, steps=64)
     tokens = {
         name: sample(load_stages(built, manifest, runtime=name), request)
         for name in (runtime.name, "ort")
@@ -157,47 +155,52 @@ def test_the_sampler_writes_the_same_tokens(runtime: TrtRuntime, built: Path) ->
 def test_the_loop_on_the_device_is_that_of_onnxruntime(runtime: TrtRuntime, built: Path) -> None:
     """Two batches, two tables of modulations; prints the share of time outside the graph."""
     manifest = folders.load(built)
-    request = SampleRequest(
-        d_model=manifest.config.d_model, length=64, samples=4, batch_size=2, steps=100,
-        solver="ddpm", seed=5,
-    )  # fmt: skip
+    request = SampleRequest(length=64, samples=4, batch_size=2, steps=100, solver="ddpm", seed=5)
     on_engines, on_ort = (
         load_stages(built, manifest, runtime=name) for name in (runtime.name, "ort")
     )
     np.testing.assert_array_equal(sample(on_engines, request), sample(on_ort, request))
 
-    loop = on_engines.loop
-    assert isinstance(loop, TrtLoop)
-    run = loop(step_table("ddpm", request.schedule, request.schedule.grid(1024)))
-    noise = NoiseStream(0, range(2), (request.length, request.d_model))
-    inside, began = loop.inside, time.perf_counter()
-    run(noise, lambda: None)
+    table = SampleRequest(steps=1024, solver="ddpm").table(manifest.config)
+    steps = on_engines.loop(table)
+    began = time.perf_counter()
+    inside = sum(step.seconds for step in steps(NoiseStream(0, range(2), (64, WIDTH))))
     seconds = time.perf_counter() - began
-    share = 1 - (loop.inside - inside) / seconds
     print(  # noqa: T201
         f"\n{runtime.device.name}, {runtime.name} fp32: {1e3 * seconds / 1024:.3f} ms a step, "
-        f"{100 * share:.1f} % outside the graph"
+        f"{100 * (1 - inside / seconds):.1f} % outside the graph"
     )
 
 
-def test_latency_of_a_step(runtime: TrtRuntime, built: Path, small: LDLM) -> None:
+def test_threads_write_what_each_writes_alone(runtime: TrtRuntime, built: Path) -> None:
+    """Four at a time, of several shapes, on one sampler."""
+    stages = load_stages(built, folders.load(built), runtime=runtime.name)
+    requests = [
+        SampleRequest(length=16 * n, samples=2 * n, batch_size=n, steps=70, solver="ddpm", seed=n)
+        for n in (1, 2, 3, 4)
+    ]
+    alone = [sample(stages, request) for request in requests]
+    for _ in range(3):
+        with ThreadPoolExecutor(len(requests)) as threads:
+            found = threads.map(lambda request: sample(stages, request), requests)
+            for got, wanted in zip(found, alone, strict=True):
+                np.testing.assert_array_equal(got, wanted)
+
+
+def test_latency_of_a_step(runtime: TrtRuntime, built: Path) -> None:
     """A table, and no limit: a time is no test."""
     manifest = folders.load(built)
-    inputs = stage_inputs(stage("denoiser_step"), small.config, 1, 64)
+    table = SampleRequest(steps=128, solver="ddpm").table(manifest.config)
     for precision in ("fp32", "fp16"):
-        step = TrtStage.from_artifacts(runtime, built, manifest, "denoiser_step", precision)
-        step.run(*inputs)
-
-        def run(step: TrtStage = step) -> None:
-            step.launch({"batch": 1, "length": 64})
-            runtime.device.synchronize(runtime.stream)
-
+        steps = load_stages(built, manifest, runtime=runtime.name, precision=precision).loop(table)
+        noise = NoiseStream(0, range(1), (64, WIDTH))
+        milliseconds = 1e3 * statistics.median(step.seconds for step in steps(noise))
         print(  # noqa: T201
-            f"\n{runtime.device.name}, {runtime.name} {precision}: {median_ms(run):.3f} ms a step"
+            f"\n{runtime.device.name}, {runtime.name} {precision}: {milliseconds:.3f} ms a step"
         )
 
 
-@pytest.mark.parametrize("name", DEPLOYED)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_onnxruntime_on_cuda(gpu: Cuda, small_artifacts: Path, small: LDLM, name: str) -> None:
     """Every node on the device: the session refuses to fall back."""
     manifest = folders.load(small_artifacts)

@@ -326,11 +326,11 @@ class FakeTensorRT:
     CudaGraphStrategy = CudaGraphStrategy
     DynamicShapesKernelSpecializationStrategy = DynamicShapesKernelSpecializationStrategy
 
-    def __init__(self, device: FakeDevice, *folders: Path) -> None:
+    def __init__(self, device: FakeDevice, *known_folders: Path) -> None:
         self.device = device
         self.engines: list[ICudaEngine] = []
         known: dict[str, Callable[[], ICudaEngine]] = {}
-        for folder in folders:
+        for folder in known_folders:
             manifest = folders.load(folder)
             for entry in manifest.engines:
                 known[entry.engine.sha256] = self._maker(folder, manifest, entry)
@@ -363,10 +363,10 @@ class FakeTensorRT:
         return make
 
 
-def runtime_of(*folders: Path, sm: str = "sm89") -> TrtRuntime:
+def runtime_of(*known_folders: Path, sm: str = "sm89") -> TrtRuntime:
     """A runtime on the stand-in that knows these folders' engines."""
     device = FakeDevice(sm)
-    return TrtRuntime("rtx", device, FakeTensorRT(device, *folders))
+    return TrtRuntime("rtx", device, FakeTensorRT(device, *known_folders))
 
 
 def stage_of(runtime: TrtRuntime, folder: Path, name: str) -> TrtStage:
