@@ -250,7 +250,7 @@ class Artifacts:
             say=say,
         )
         found.save()
-        found.require_passed()
+        found.new.require_passed()
         return found.proof
 
     def check(self) -> int:
