@@ -168,7 +168,7 @@ def test_there_is_no_folded_decoder_in_half(small_artifacts: Path, precision: st
     assert [spec.name for spec in sharing("latent_decoder", precision)] == ["latent_decoder"]
     assert "latent_decoder_folded" in [s.name for s in sharing("latent_decoder", "fp32")]
     files = small_artifacts.rglob("latent_decoder_folded*")
-    assert {path.parent.name for path in files} == {"fp32"}
+    assert {path.parents[1].name for path in files} == {"fp32"}
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

@@ -32,9 +32,9 @@ RULES = precision.POLICIES["int8"]
 
 
 @pytest.fixture(scope="module")
-def folder(int8_artifacts: Path, tmp_path: Path) -> Path:
-    """Every int8 graph of `small`, side by side."""
-    return copy_graphs(int8_artifacts, "int8", tmp_path / "int8")
+def folder(int8_artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every int8 graph of `small`, side by side. Do not change them."""
+    return copy_graphs(int8_artifacts, "int8", tmp_path_factory.mktemp("graphs") / "int8")
 
 
 def layer(rows: int, columns: int, seed: int = 0) -> torch.nn.Linear:
