@@ -1,8 +1,9 @@
-"""Seconds and peak memory of what this process does."""
+"""Memory, cores and seconds: what this process has used, and what it may use."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import resource
 import sys
@@ -38,3 +39,58 @@ def peak_bytes() -> int:
     # Linux counts kilobytes, macOS bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def cores() -> int:
+    """Cores that this process may use: by its affinity, and by the quotas of its cgroups."""
+    has = hasattr(os, "sched_getaffinity")
+    found = [len(os.sched_getaffinity(0)) if has else os.cpu_count() or 1]
+    for folder in _cgroups("cpu"):
+        quota = _words(folder / "cpu.max") or [
+            *_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us"),
+        ]  # fmt: skip
+        if len(quota) == 2 and all(word.isdigit() for word in quota):  # not "max", not -1
+            found.append(int(quota[0]) // int(quota[1]))
+    return max(1, min(found))
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping: of the machine, and within its cgroups' limits."""
+    machine = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
+    pages = "SC_AVPHYS_PAGES" if sys.platform == "linux" else "SC_PHYS_PAGES"
+    found = [
+        1024 * int(machine.group(1)) if machine else os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    ]
+    for folder in _cgroups("memory"):
+        limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+        used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+        if limit and used and limit[0].isdigit():
+            # Files read long ago count as used, and make room.
+            cached = re.search(
+                r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.M
+            )
+            free = int(limit[0]) - int(used[0]) + (int(cached.group(1)) if cached else 0)
+            found.append(free)
+    return max(0, min(found))
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroups, innermost first, of version 2 or 1; Linux only."""
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        number, names, path = line.split(":", 2)
+        root = Path("/sys/fs/cgroup") / ("" if number == "0" else controller)
+        if number == "0" or controller in names.split(","):
+            inner = root / path.lstrip("/")
+            # In a container the path may be the host's, and the root is its own.
+            yield from (p for p in (inner, *inner.parents) if p.is_relative_to(root))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except OSError:
+        return ""
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()

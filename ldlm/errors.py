@@ -22,6 +22,8 @@ expected, what was found, and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class LDLMError(Exception):
     """Base of all errors raised on purpose.
@@ -59,6 +61,14 @@ class LDLMError(Exception):
         }
         lines = [f"  {name + ':':<10}{value}" for name, value in self.details.items()]
         super().__init__("\n".join([problem, *lines]))
+
+    def __reduce__(self) -> tuple[Callable[..., LDLMError], tuple[object, ...]]:
+        """Pickled by what it was made from, so that a worker's error arrives as itself."""
+        return _made_again, (type(self), self.problem, self.details)
+
+
+def _made_again(kind: type[LDLMError], problem: str, details: dict[str, str]) -> LDLMError:
+    return kind(problem, **details)
 
 
 class ConfigError(LDLMError):

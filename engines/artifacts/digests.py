@@ -39,7 +39,7 @@ class Digests:
     def __init__(self, folder: Path) -> None:
         self._path = folder / self.NAME
         self._known: dict[str, list[Any]] = remembered(self._path)
-        self._changed = False
+        self.learned: dict[str, list[Any]] = {}  # by this object, since it was last saved
 
     def of(self, path: Path) -> str:
         """The sha256 of a file that is there."""
@@ -51,8 +51,7 @@ class Digests:
             return str(entry[4])
         digest = files.sha256(path)
         if time.time() - max(stat.st_mtime, stat.st_ctime) > self.SETTLED:
-            self._known[key] = [*state, digest]
-            self._changed = True
+            self.learned[key] = self._known[key] = [*state, digest]
         return digest
 
     def note(self, path: Path, digest: str) -> None:
@@ -61,8 +60,13 @@ class Digests:
         However young it is: to change it unseen, another process would have to write to it within
         the clock tick in which it was moved.
         """
-        self._known[str(path.resolve())] = [*self._state(path.stat()), digest]
-        self._changed = True
+        entry = [*self._state(path.stat()), digest]
+        self.learned[str(path.resolve())] = self._known[str(path.resolve())] = entry
+
+    def merge(self, learned: dict[str, list[Any]]) -> None:
+        """Take over what another process has learned."""
+        self.learned |= learned
+        self._known |= learned
 
     @staticmethod
     def _state(stat: os.stat_result) -> list[int]:
@@ -74,7 +78,7 @@ class Digests:
 
     def save(self) -> None:
         """Keep what was learned, where the folder exists."""
-        if self._changed and self._path.parent.is_dir():
+        if self.learned and self._path.parent.is_dir():
             known = {path: entry for path, entry in self._known.items() if os.path.lexists(path)}
             files.write_if_possible(self._path, json.dumps(known).encode())
-            self._changed = False
+            self.learned = {}

@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engines.artifacts import folder as folders
 from engines.artifacts import ingredients
@@ -21,12 +20,13 @@ from engines.artifacts import manifest as manifests
 from engines.artifacts.digests import Digests, text_digest
 from engines.artifacts.folder import require_ours
 from engines.artifacts.ingredients import Decision
+from engines.artifacts.jobs import DONE, Job, Report, run_jobs
 from engines.artifacts.manifest import FileEntry, GraphEntry, Manifest
+from engines.artifacts.source import Source, Wanted
 from export.precision import Precision
 from export.stages import components, stages_of
 from ldlm import checkpoint as checkpoints
 from ldlm import files
-from ldlm import tokenizer as tokenizers
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, CheckpointError
 
@@ -36,97 +36,31 @@ if TYPE_CHECKING:
 TOOLS = dict.fromkeys(
     [*ingredients.GRAPH_TOOLS, *ingredients.ENGINE_TOOLS, *ingredients.PROOF_TOOLS]
 )
+WORTH_WORKERS = 100_000_000  # bytes of a checkpoint, see `export_artifacts`
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is exported: a checkpoint folder, and what identifies it."""
-
-    folder: Path
-    digest: str
-    config: LDLMConfig
-    tokenizer: str | None
-
-    @classmethod
-    def of(cls, checkpoint: Path, digests: Digests) -> Source:
-        """Look at a checkpoint without loading it.
-
-        Raises:
-            CheckpointError, ConfigError: it is not usable.
-        """
-        config = checkpoints.read_config(checkpoint)
-        checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
-        digest = digests.of(checkpoint / checkpoints.WEIGHTS)
-        return cls(checkpoint, digest, config, checkpoints.read_tokenizer(checkpoint))
-
-    def is_of(self, manifest: Manifest) -> bool:
-        """Whether the artifacts are this checkpoint's."""
-        return (manifest.checkpoint, manifest.config) == (self.digest, self.config)
-
-    def require_of(self, manifest: Manifest) -> None:
-        """Refuse to mix two checkpoints in one folder.
-
-        Raises:
-            ArtifactError: the artifacts are another one's.
-        """
-        if not self.is_of(manifest):
-            raise ArtifactError(
-                "the folder was given to another checkpoint during the export",
-                expected=f"weights {self.digest}",
-                got=f"weights {manifest.checkpoint}",
-                remedy="export into a folder of its own",
-            )
-
-    def fresh(self) -> Manifest:
-        """A manifest without graphs."""
-        return Manifest(self.folder.resolve().name, self.digest, self.config)
-
-    def stage_tokenizer(self, staging: Path) -> FileEntry | None:
-        """Write tokenizer.json into a folder in `staging`, where there is one.
-
-        Raises:
-            TokenizerError: it does not fit the model.
-        """
-        if self.tokenizer is None:
-            return None
-        tokenizers.parse(self.tokenizer, self.config)
-        path = staging / "tokenizer" / manifests.TOKENIZER
-        path.parent.mkdir()
-        path.write_text(self.tokenizer, "utf-8")
-        files.sync_folder(path.parent)
-        return FileEntry.of(path.parent, path)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A graph that shall be there, and all that it depends on.
-
-    That is looked up before the code in question is imported, so that an edit during a long
-    export is not taken for what was exported.
-    """
-
-    precision: str
-    weights: str
-    made_from: dict[str, str]
-
-    @classmethod
-    def of(cls, source: Source, precision: str, weights: str) -> Wanted:
-        """What a stage of a checkpoint in a precision depends on."""
-        made_from = ingredients.graph_ingredients(weights, precision, source.digest, source.config)
-        return cls(precision, weights, made_from)
-
-    def __str__(self) -> str:
-        return f"{self.precision} {self.weights}"
+Run = Callable[[Mapping[str, tuple["Wanted", Callable[[Report], Any]]]], dict[str, Any]]
 
 
 def export_artifacts(
-    checkpoint: Path, folder: Path, precisions: Sequence[str], progress: Progress
+    checkpoint: Path,
+    folder: Path,
+    precisions: Sequence[str],
+    progress: Progress,
+    *,
+    workers: int | None = None,
 ) -> list[Decision]:
     """Export every stage of a checkpoint in every precision, as far as it has changed.
 
     What is finished stays usable if the rest fails. Where the folder holds another checkpoint's
     graphs, or an older version's, those stay until all new ones are there, and go at one moment.
+
+    Args:
+        checkpoint: the checkpoint folder.
+        folder: the artifacts.
+        precisions: which.
+        progress: told what is being done.
+        workers: at most so many graphs at a time, each in a process of its own; default: as many
+            as cores and memory allow, or one at a time for a small checkpoint.
 
     Returns:
         For every stage and precision, whether it was exported and why.
@@ -140,18 +74,53 @@ def export_artifacts(
     source = Source.of(checkpoint, digests)
     wanted = [Wanted.of(source, name, weights) for name in precisions for weights in components()]
     folder.mkdir(parents=True, exist_ok=True)
+    run = functools.partial(_run, source, progress, workers)
     try:
         if _replaces(folder, source):
             waiting = functools.partial(progress, f"waiting for another export into {folder}")
             with files.locked(folder, f"{files.LOCK}-exports", waiting=waiting):
                 if reasons := _replaces(folder, source):  # still
-                    _replace(folder, source, wanted, digests, progress)
+                    _replace(folder, source, wanted, digests, run, progress)
                     return [Decision(str(item), reasons) for item in wanted]
         _begin(folder, source, digests)
-        return [_update(folder, source, item, digests, progress) for item in wanted]
+        return _update_all(folder, source, wanted, digests, run)
     finally:
         _model.cache_clear()
         digests.save()
+
+
+def _run(
+    source: Source,
+    progress: Progress,
+    workers: int | None,
+    work: Mapping[str, tuple[Wanted, Callable[[Report], Any]]],
+) -> dict[str, Any]:
+    """Run a function for each graph, the largest first, side by side where that pays."""
+    if workers is None and (source.folder / checkpoints.WEIGHTS).stat().st_size < WORTH_WORKERS:
+        workers = 1
+    jobs = [Job(name, run, item.memory(source)) for name, (item, run) in work.items()]
+    jobs.sort(key=lambda job: -job.memory)
+    return run_jobs(jobs, _told(progress, len(jobs)), workers=workers)
+
+
+def _told(progress: Progress, count: int) -> Callable[[str, str, int, int], None]:
+    """Say in one line what runs, how much is done, and how long the rest may take."""
+    running: dict[str, str] = {}
+    done: list[str] = []
+    began = time.monotonic()
+
+    def told(name: str, phase: str, _step: int, _steps: int) -> None:
+        running[name] = phase
+        if phase == DONE:
+            done.append(running.pop(name))
+        text = "; ".join(f"{job}: {what}" for job, what in running.items())
+        if done and running:
+            left = (time.monotonic() - began) / len(done) * (count - len(done))
+            text += f" ({len(done)} of {count}, about {left:.0f} s left)"
+        if text:
+            progress(text)
+
+    return told
 
 
 def _replaces(folder: Path, source: Source) -> tuple[str, ...]:
@@ -172,6 +141,7 @@ def _replace(
     source: Source,
     wanted: Sequence[Wanted],
     digests: Digests,
+    run: Run,
     progress: Progress,
 ) -> None:
     """Export everything beside the old files, then let the manifest speak of the new ones."""
@@ -185,11 +155,14 @@ def _replace(
 
     with files.staging_folder(folder) as staging:
         tokenizer = source.stage_tokenizer(staging)
-        made = [_export(folder, source, item, staging, progress) for item in wanted]
+        made = run({
+            str(item): (item, functools.partial(_export, folder, source, item, staging))
+            for item in wanted
+        })  # fmt: skip
         with folders.updated(folder, begin) as manifest:
             _put_tokenizer(folder, staging, tokenizer, manifest, digests)
-            for item, entries in zip(wanted, made, strict=True):
-                _put(folder, staging, item, entries, manifest, digests)
+            for item in wanted:
+                _put(folder, staging, item, made[str(item)], manifest, digests)
     for name in (manifests.PARITY, manifests.QUALITY):
         (folder / name).unlink(missing_ok=True)
 
@@ -221,27 +194,55 @@ def _begin(folder: Path, source: Source, digests: Digests) -> None:
                 _put_tokenizer(folder, staging, tokenizer, manifest, digests)
 
 
+def _update_all(
+    folder: Path, source: Source, wanted: Sequence[Wanted], digests: Digests, run: Run
+) -> list[Decision]:
+    """Export what has changed; each graph is committed when it is done."""
+    manifest = _ours(source, folders.find(folder))
+    decisions = {
+        str(item): Decision(str(item), _graph_reasons(manifest, folder, item, digests))
+        for item in wanted
+    }
+    digests.save()  # workers read what is known
+    work = {
+        str(item): (item, functools.partial(_update, folder, source, item))
+        for item in wanted
+        if decisions[str(item)].reasons
+    }
+    for name, (reasons, learned) in (run(work) if work else {}).items():
+        decisions[name] = Decision(name, reasons)
+        digests.merge(learned)
+    return list(decisions.values())
+
+
+def _ours(source: Source, present: Manifest | None) -> Manifest:
+    """The manifest to add to, if it still is this checkpoint's.
+
+    Raises:
+        ArtifactError: it is not.
+    """
+    if present is None:
+        raise ArtifactError("the artifacts were removed during the export")
+    source.require_of(present)
+    return present
+
+
 def _update(
-    folder: Path, source: Source, item: Wanted, digests: Digests, progress: Progress
-) -> Decision:
-    """Export a graph if anything has changed, and commit it."""
-
-    def begin(present: Manifest | None) -> Manifest:
-        if present is None:
-            raise ArtifactError("the artifacts were removed during the export", got=folder)
-        source.require_of(present)
-        return present
-
+    folder: Path, source: Source, item: Wanted, report: Report
+) -> tuple[tuple[str, ...], dict[str, list[Any]]]:
+    """Export a graph if another process has not, and commit it; why, and what `Digests` learned."""
+    digests = Digests(folder)
+    ours = functools.partial(_ours, source)
     lock = f"{files.LOCK}-{item.precision}-{item.weights}"
-    waiting = functools.partial(progress, f"waiting for another export of {item}")
+    waiting = functools.partial(report, "waiting for another export of it", 0, 1)
     with files.locked(folder, lock, waiting=waiting):
-        reasons = _graph_reasons(begin(folders.find(folder)), folder, item, digests)
+        reasons = _graph_reasons(ours(folders.find(folder)), folder, item, digests)
         if reasons:
             with files.staging_folder(folder) as staging:
-                entries = _export(folder, source, item, staging, progress)
-                with folders.updated(folder, begin) as manifest:
+                entries = _export(folder, source, item, staging, report)
+                with folders.updated(folder, ours) as manifest:
                     _put(folder, staging, item, entries, manifest, digests)
-    return Decision(str(item), reasons)
+    return reasons, digests.learned
 
 
 def _graph_reasons(
@@ -282,14 +283,14 @@ def _model(folder: Path, source: Source) -> LDLM:
 
 
 def _export(
-    folder: Path, source: Source, item: Wanted, staging: Path, progress: Progress
+    folder: Path, source: Source, item: Wanted, staging: Path, report: Report
 ) -> list[GraphEntry]:
     """Export a graph into a folder of its own in `staging`; the paths are below that one."""
     from export.exporter import export_stage
 
-    progress(f"{item}: checkpoint")
+    report("reading the checkpoint", 0, 1)
     model = _model(folder, source)
-    progress(str(item))
+    report("exporting", 0, 1)
     started = time.perf_counter()
     made = staging / str(item)
     graphs = export_stage(model, item.weights, item.precision, made)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from files_of import data_path, graph_path
+from files_of import copy_graphs, graph_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ from export.checks import check_graph, check_shares
 from export.exporter import OPSET
 from export.passes.dequantise import dequantise
 from export.quantised import LEVELS, QuantisedLinear
-from export.stages import STAGES, components, stage
+from export.stages import components, stage
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError
 
@@ -34,12 +34,7 @@ RULES = precision.POLICIES["int8"]
 @pytest.fixture(scope="module")
 def folder(int8_artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every int8 graph of `small`, side by side. Do not change them."""
-    side_by_side = tmp_path_factory.mktemp("int8")
-    for spec in STAGES:
-        for path in (graph_path(int8_artifacts, "int8", spec.name),
-                     data_path(int8_artifacts, "int8", spec.name)):  # fmt: skip
-            shutil.copy(path, side_by_side)
-    return side_by_side
+    return copy_graphs(int8_artifacts, "int8", tmp_path_factory.mktemp("graphs") / "int8")
 
 
 def layer(rows: int, columns: int, seed: int = 0) -> torch.nn.Linear:

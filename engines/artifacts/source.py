@@ -1,0 +1,110 @@
+"""What is exported: a checkpoint, looked at without loading it, and the graphs wanted of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.artifacts import ingredients
+from engines.artifacts import manifest as manifests
+from engines.artifacts.digests import Digests
+from engines.artifacts.manifest import FileEntry, Manifest
+from ldlm import checkpoint as checkpoints
+from ldlm import files
+from ldlm import tokenizer as tokenizers
+from ldlm.config import LDLMConfig
+from ldlm.errors import ArtifactError
+
+# Peak memory of a process that exports one stage: a part for the libraries, and one for each byte
+# of the stage's float32 parameters. The line lies above every peak measured at `base` (torch 2.13,
+# Linux, GB): denoiser fp32 1.61, fp16 1.45; latent decoder fp32 1.41; token decoder fp32 1.04.
+BASE_MEMORY, MEMORY_PER_BYTE = 1_300_000_000, 0.6
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: a checkpoint folder, and what identifies it."""
+
+    folder: Path
+    digest: str
+    config: LDLMConfig
+    tokenizer: str | None
+
+    @classmethod
+    def of(cls, checkpoint: Path, digests: Digests) -> Source:
+        """Look at a checkpoint without loading it.
+
+        Raises:
+            CheckpointError, ConfigError: it is not usable.
+        """
+        config = checkpoints.read_config(checkpoint)
+        checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
+        digest = digests.of(checkpoint / checkpoints.WEIGHTS)
+        return cls(checkpoint, digest, config, checkpoints.read_tokenizer(checkpoint))
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Whether the artifacts are this checkpoint's."""
+        return (manifest.checkpoint, manifest.config) == (self.digest, self.config)
+
+    def require_of(self, manifest: Manifest) -> None:
+        """Refuse to mix two checkpoints in one folder.
+
+        Raises:
+            ArtifactError: the artifacts are another one's.
+        """
+        if not self.is_of(manifest):
+            raise ArtifactError(
+                "the folder was given to another checkpoint during the export",
+                expected=f"weights {self.digest}",
+                got=f"weights {manifest.checkpoint}",
+                remedy="export into a folder of its own",
+            )
+
+    def fresh(self) -> Manifest:
+        """A manifest without graphs."""
+        return Manifest(self.folder.resolve().name, self.digest, self.config)
+
+    def stage_tokenizer(self, staging: Path) -> FileEntry | None:
+        """Write tokenizer.json into a folder in `staging`, where there is one.
+
+        Raises:
+            TokenizerError: it does not fit the model.
+        """
+        if self.tokenizer is None:
+            return None
+        tokenizers.parse(self.tokenizer, self.config)
+        path = staging / "tokenizer" / manifests.TOKENIZER
+        path.parent.mkdir()
+        path.write_text(self.tokenizer, "utf-8")
+        files.sync_folder(path.parent)
+        return FileEntry.of(path.parent, path)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A graph that shall be there, and all that it depends on.
+
+    That is looked up before the code in question is imported, so that an edit during a long
+    export is not taken for what was exported.
+    """
+
+    precision: str
+    weights: str
+    made_from: dict[str, str]
+
+    @classmethod
+    def of(cls, source: Source, precision: str, weights: str) -> Wanted:
+        """What a stage of a checkpoint in a precision depends on."""
+        made_from = ingredients.graph_ingredients(weights, precision, source.digest, source.config)
+        return cls(precision, weights, made_from)
+
+    def __str__(self) -> str:
+        return f"{self.precision} {self.weights}"
+
+    def memory(self, source: Source) -> int:
+        """Bytes of memory that a process needs to export it, at most."""
+        header = checkpoints.read_header(source.folder / checkpoints.WEIGHTS)
+        own = f"{self.weights}."
+        parameters = sum(4 * math.prod(e.shape) for n, e in header.items() if n.startswith(own))
+        return BASE_MEMORY + int(MEMORY_PER_BYTE * parameters)
