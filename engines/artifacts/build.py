@@ -24,6 +24,7 @@ def build_artifacts(
     target: Target,
     profiles: Profiles,
     progress: Callable[[str, int, int], None],
+    stages: Sequence[str] | None = None,
 ) -> list[Decision]:
     """Compile the graphs that engines run with TensorRT, as far as anything has changed.
 
@@ -33,6 +34,7 @@ def build_artifacts(
         target: see `engines.compile.target`.
         profiles: by name: allowed sizes per dynamic axis, for every stage that has one.
         progress: told (what, step, steps).
+        stages: of those that are compiled; None is all.
 
     Returns:
         For every engine, whether it was built and why.
@@ -42,14 +44,15 @@ def build_artifacts(
         ArtifactError, EngineBuildError, DiskSpaceError: as the steps.
     """
     manifest = folders.load(folder)
-    exported = manifest.precisions()
-    library = target.library
-    takes = [name for name in exported if Precision.of(name).runs_on(library)]
-    chosen = precisions or takes or exported
+    chosen = list(precisions or ())
+    if not chosen:
+        exported = manifest.precisions()
+        chosen = [n for n in exported if Precision.of(n).runs_on(target.library)] or exported
     for name in chosen:
-        Precision.of(name).require(library)
+        Precision.of(name).require(target.library)
     # Every input is looked up before the first engine is built.
-    wanted = [manifest.graph(name, stage) for name in chosen for stage in compiled()]
+    parts = compiled() if stages is None else stages
+    wanted = [manifest.graph(name, part) for name in chosen for part in parts]
     digests = Digests(folder)
     decisions = []
     for graph in wanted:
@@ -61,6 +64,26 @@ def build_artifacts(
         decisions.append(Decision(what, reasons))
     digests.save()
     return decisions
+
+
+def engine_decisions(
+    folder: Path, precision: str, target: Target, profiles: Profiles, stages: Sequence[str]
+) -> list[Decision]:
+    """What `build_artifacts` would do with these stages in a precision; nothing is built."""
+    digests, decisions = Digests(folder), []
+    manifest = folders.load(folder)
+    for name in stages:
+        graph = manifest.graph(precision, name)
+        made_from = _ingredients(graph, target, profiles)
+        old = manifest.engine(precision, name, target.name)
+        reasons = _engine_reasons(folder, old, made_from, digests)
+        decisions.append(Decision(f"{precision} {name}", reasons))
+    return decisions
+
+
+def _ingredients(graph: GraphEntry, target: Target, profiles: Profiles) -> dict[str, str]:
+    ranges = profiles if stage(graph.stage).dynamic else {}
+    return ingredients.engine_ingredients(graph.graph.sha256, graph.data.sha256, target, ranges)
 
 
 def _update_engine(
@@ -75,9 +98,7 @@ def _update_engine(
     with folders.reading(folder) as manifest:  # it may be newer than `graph`
         graph = manifest.graph(graph.precision, graph.stage)
         ranges = profiles if stage(graph.stage).dynamic else {}
-        made_from = ingredients.engine_ingredients(
-            graph.graph.sha256, graph.data.sha256, target, ranges
-        )
+        made_from = _ingredients(graph, target, profiles)
         old = manifest.engine(graph.precision, graph.stage, target.name)
         if not (reasons := _engine_reasons(folder, old, made_from, digests)):
             return ()

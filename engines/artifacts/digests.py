@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -63,11 +64,6 @@ class Digests:
         entry = [*self._state(path.stat()), digest]
         self.learned[str(path.resolve())] = self._known[str(path.resolve())] = entry
 
-    def merge(self, learned: dict[str, list[Any]]) -> None:
-        """Take over what another process has learned."""
-        self.learned |= learned
-        self._known |= learned
-
     @staticmethod
     def _state(stat: os.stat_result) -> list[int]:
         return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
@@ -77,8 +73,12 @@ class Digests:
         return path.is_file() and self.of(path) == digest
 
     def save(self) -> None:
-        """Keep what was learned, where the folder exists."""
-        if self.learned and self._path.parent.is_dir():
-            known = {path: entry for path, entry in self._known.items() if os.path.lexists(path)}
+        """Keep what was learned, beside what other processes have; where that can be."""
+        folder = self._path.parent
+        if not self.learned or not folder.is_dir():
+            return
+        with contextlib.suppress(OSError), files.locked(folder, f"{files.LOCK}-digests"):
+            known = remembered(self._path) | self.learned
+            known = {path: entry for path, entry in known.items() if os.path.lexists(path)}
             files.write_if_possible(self._path, json.dumps(known).encode())
             self.learned = {}

@@ -83,10 +83,37 @@ def export_artifacts(
                     _replace(folder, source, wanted, digests, run, progress)
                     return [Decision(str(item), reasons) for item in wanted]
         _begin(folder, source, digests)
-        return _update_all(folder, source, wanted, digests, run)
+        decisions, work = _pending(folder, source, wanted, digests)
+        return list((decisions | (run(work) if work else {})).values())
     finally:
         _model.cache_clear()
         digests.save()
+
+
+def export_jobs(
+    checkpoint: Path, folder: Path, precisions: Sequence[str]
+) -> tuple[dict[str, Decision], dict[str, Job]] | None:
+    """What is up to date, and a job for each graph that is not; both by "precision component".
+
+    A job commits its graph, and returns its Decision.
+
+    Returns:
+        None where the folder is another checkpoint's: `export_artifacts` replaces that as a whole.
+
+    Raises:
+        CheckpointError, ConfigError, ArtifactError: as `export_artifacts`.
+    """
+    require_ours(folder)
+    digests = Digests(folder)
+    source = Source.of(checkpoint, digests)
+    wanted = [Wanted.of(source, name, part) for name in precisions for part in components()]
+    folder.mkdir(parents=True, exist_ok=True)
+    if _replaces(folder, source):
+        return None
+    _begin(folder, source, digests)
+    decisions, work = _pending(folder, source, wanted, digests)
+    jobs = {n: Job(f"export {n}", run, item.memory(source)) for n, (item, run) in work.items()}
+    return decisions, jobs
 
 
 def _run(
@@ -96,20 +123,24 @@ def _run(
     work: Mapping[str, tuple[Wanted, Callable[[Report], Any]]],
 ) -> dict[str, Any]:
     """Run a function for each graph, the largest first, side by side where that pays."""
-    if workers is None and (source.folder / checkpoints.WEIGHTS).stat().st_size < WORTH_WORKERS:
-        workers = 1
+    workers = workers_for(source.folder) if workers is None else workers
     jobs = [Job(name, run, item.memory(source)) for name, (item, run) in work.items()]
     jobs.sort(key=lambda job: -job.memory)
-    return run_jobs(jobs, _told(progress, len(jobs)), workers=workers)
+    return run_jobs(jobs, told(progress, len(jobs)), workers=workers)
 
 
-def _told(progress: Progress, count: int) -> Callable[[str, str, int, int], None]:
+def workers_for(checkpoint: Path) -> int | None:
+    """1 for a checkpoint so small that starting workers takes longer than they save."""
+    return 1 if (checkpoint / checkpoints.WEIGHTS).stat().st_size < WORTH_WORKERS else None
+
+
+def told(progress: Progress, count: int) -> Callable[[str, str, int, int], None]:
     """Say in one line what runs, how much is done, and how long the rest may take."""
     running: dict[str, str] = {}
     done: list[str] = []
     began = time.monotonic()
 
-    def told(name: str, phase: str, _step: int, _steps: int) -> None:
+    def tell(name: str, phase: str, _step: int, _steps: int) -> None:
         running[name] = phase
         if phase == DONE:
             done.append(running.pop(name))
@@ -120,7 +151,7 @@ def _told(progress: Progress, count: int) -> Callable[[str, str, int, int], None
         if text:
             progress(text)
 
-    return told
+    return tell
 
 
 def _replaces(folder: Path, source: Source) -> tuple[str, ...]:
@@ -194,25 +225,22 @@ def _begin(folder: Path, source: Source, digests: Digests) -> None:
                 _put_tokenizer(folder, staging, tokenizer, manifest, digests)
 
 
-def _update_all(
-    folder: Path, source: Source, wanted: Sequence[Wanted], digests: Digests, run: Run
-) -> list[Decision]:
-    """Export what has changed; each graph is committed when it is done."""
+def _pending(
+    folder: Path, source: Source, wanted: Sequence[Wanted], digests: Digests
+) -> tuple[dict[str, Decision], dict[str, tuple[Wanted, Callable[[Report], Any]]]]:
+    """A Decision on every graph, and what exports and commits those that have changed."""
     manifest = _ours(source, folders.find(folder))
     decisions = {
         str(item): Decision(str(item), _graph_reasons(manifest, folder, item, digests))
         for item in wanted
     }
     digests.save()  # workers read what is known
-    work = {
+    work: dict[str, tuple[Wanted, Callable[[Report], Any]]] = {
         str(item): (item, functools.partial(_update, folder, source, item))
         for item in wanted
         if decisions[str(item)].reasons
     }
-    for name, (reasons, learned) in (run(work) if work else {}).items():
-        decisions[name] = Decision(name, reasons)
-        digests.merge(learned)
-    return list(decisions.values())
+    return decisions, work
 
 
 def _ours(source: Source, present: Manifest | None) -> Manifest:
@@ -227,10 +255,8 @@ def _ours(source: Source, present: Manifest | None) -> Manifest:
     return present
 
 
-def _update(
-    folder: Path, source: Source, item: Wanted, report: Report
-) -> tuple[tuple[str, ...], dict[str, list[Any]]]:
-    """Export a graph if another process has not, and commit it; why, and what `Digests` learned."""
+def _update(folder: Path, source: Source, item: Wanted, report: Report) -> Decision:
+    """Export a graph if another process has not, and commit it."""
     digests = Digests(folder)
     ours = functools.partial(_ours, source)
     lock = f"{files.LOCK}-{item.precision}-{item.weights}"
@@ -242,7 +268,8 @@ def _update(
                 entries = _export(folder, source, item, staging, report)
                 with folders.updated(folder, ours) as manifest:
                     _put(folder, staging, item, entries, manifest, digests)
-    return reasons, digests.learned
+                digests.save()
+    return Decision(str(item), reasons)
 
 
 def _graph_reasons(

@@ -104,7 +104,18 @@ class Wanted:
 
     def memory(self, source: Source) -> int:
         """Bytes of memory that a process needs to export it, at most."""
-        header = checkpoints.read_header(source.folder / checkpoints.WEIGHTS)
-        own = f"{self.weights}."
-        parameters = sum(4 * math.prod(e.shape) for n, e in header.items() if n.startswith(own))
-        return BASE_MEMORY + int(MEMORY_PER_BYTE * parameters)
+        return job_memory(source.folder, self.weights, MEMORY_PER_BYTE)
+
+
+def job_memory(checkpoint: Path, component: str, per_byte: float) -> int:
+    """Bytes of memory that a process needs: for its libraries, and for a component's parameters.
+
+    Args:
+        checkpoint: the checkpoint folder.
+        component: what the process works on.
+        per_byte: bytes for each byte of the component's float32 parameters.
+    """
+    header = checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
+    own = f"{component}."
+    parameters = sum(4 * math.prod(e.shape) for n, e in header.items() if n.startswith(own))
+    return BASE_MEMORY + int(per_byte * parameters)

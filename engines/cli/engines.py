@@ -6,17 +6,22 @@ from typing import Annotated
 
 import typer
 
-from engines.cli import build, export, verify
 from engines.cli._shared import (
     EXPLAIN,
     CheckpointFolder,
     OutFolder,
     default_artifacts,
+    measured,
+    names,
+    numbers,
+    out,
     precisions,
+    record,
+    say,
+    spinner,
 )
-from engines.compile.target import chosen_target
+from engines.show.decisions import decisions_table
 from engines.tensorrt.targets import RTX
-from export.precision import Precision
 
 
 def command(
@@ -28,17 +33,33 @@ def command(
     profile: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
     batch: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
     length: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; default: as cores and memory allow.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
-    chosen_target(target, sm)  # wrong options are refused before the long work
-    for name in precisions(precision):
-        Precision.of(name).require(target)
+    from engines.api import Artifacts
+    from engines.pipeline import Asked, make_engines
+    from engines.proof.saved import read
+    from engines.show.proof import tables
+    from engines.show.summary import summary_table
+
     folder = folder or default_artifacts(checkpoint)
-    export.command(checkpoint, folder, precision, explain=explain)
-    found = verify.prove(folder, checkpoint, precisions(precision))
-    if found.new.scopes:
-        verify.show(found)
-        found.save()
-        found.new.require_passed()
-    build.command(folder, precision, target, sm, profile, batch, length, explain=explain)
+    asked = Asked(
+        checkpoint, folder, tuple(precisions(precision)), target, sm,
+        None if profile is None else names(profile),
+        numbers(batch, "--batch"), numbers(length, "--length"),
+    )  # fmt: skip
+    with measured("engines") as run, spinner() as progress:
+        made = make_engines(asked, progress, workers=workers)
+    done = record(folder, "engines", [*made.exported, *made.built], run)
+    proof = read(folder).content
+    if made.verified and proof is not None:
+        for table in tables(proof):
+            out.print(table)
+    if explain:
+        out.print(decisions_table("export", made.exported))
+        out.print(decisions_table("build", made.built))
+    out.print(summary_table(folder, Artifacts(folder).manifest))
+    say(f"{folder}: {done}; {len(made.verified)} verified")
