@@ -21,7 +21,7 @@ BIN  := $(VENV)/bin
 LDLM := $(BIN)/ldlm
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo engines sample parity bench test test-gpu lint check clean
+.PHONY: help install demo engines sample parity bench test test-base test-long test-gpu lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,8 +68,14 @@ parity: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## the whole proof: stress
 bench: $(VENV)/.installed $(ARTIFACTS)/manifest.json ## speed, beside PyTorch: tens of minutes at the full size
 	$(LDLM) bench $(ARTIFACTS) --checkpoint $(CHECKPOINT) --batch 1,8
 
-test: $(VENV)/.installed ## run every test, the whole job at base among them
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(VENV)/.installed ## every quick test, in minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not base and not long and not gpu'
+
+test-base: $(VENV)/.installed ## the whole job at the published size
+	$(BIN)/python -m pytest -m base -s
+
+test-long: $(VENV)/.installed ## what takes long and seldom fails
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 test-gpu: $(VENV)/.installed ## what needs an NVIDIA GPU, with a table of what was measured
 	$(BIN)/python -m pytest -m gpu -s
@@ -81,7 +87,7 @@ lint: $(VENV)/.installed ## style, types and import rules
 	$(BIN)/mypy examples/grammar
 	$(BIN)/lint-imports --no-logo
 
-check: lint test ## what CI runs
+check: lint test test-base ## lint, and what CI runs of the tests
 
 clean: ## remove the environment and caches; checkpoints and artifacts stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

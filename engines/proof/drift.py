@@ -75,7 +75,7 @@ def drift(
         curve = _distances(run, reference)
         curves.append(Drift(name, tuple(curve)))
         over_steps = float(np.sqrt(np.mean(np.square(curve))))
-        measured = over_steps if precision.is_float32 else _typical(run, reference)
+        measured = over_steps if precision.is_float32 else typical(run, reference)
         differ = float(np.mean(run.tokens != reference.tokens))
         for question, found, most in (
             (Question.DRIFT, measured, limit),
@@ -97,7 +97,7 @@ def _limits(
     peer = _run(model.config, own, request)
     share = float(np.mean(peer.tokens != reference.tokens))
     # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
-    return precision_limit(_typical(peer, reference)), share + TEXTS / peer.tokens.size
+    return precision_limit(typical(peer, reference)), share + TEXTS / peer.tokens.size
 
 
 def _run(
@@ -109,7 +109,7 @@ def _run(
     return Trace(estimates, run.token_ids[0])
 
 
-def _typical(run: Trace, reference: Trace) -> float:
+def typical(run: Trace, reference: Trace) -> float:
     """The median over steps, texts and positions of the relative L2; infinite where one is."""
     pairs = zip(run.estimates, reference.estimates, strict=True)
     each = np.array([_norms(a - b) / _norms(b) for a, b in pairs])

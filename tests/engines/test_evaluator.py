@@ -16,9 +16,10 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
 from engines import OrtStage, compare
-from engines.evaluator.graph import Evaluator, EvaluatorStage
+from engines.evaluator.graph import Evaluator
 from engines.evaluator.ops import OPERATORS
 from engines.proof.inputs import stage_inputs
+from engines.runtime.evaluator import EvaluatorStage
 from export.stages import STAGES, stage
 from ldlm import LDLM
 from ldlm.errors import ArtifactError
@@ -63,6 +64,7 @@ def test_a_bias_is_added_before_the_product_is_rounded(precision: str) -> None:
     assert np.array_equal(summed, total.astype(dtype))
 
 
+@pytest.mark.long
 @OVERFLOWS
 def test_onnx_backend_cases(capsys: pytest.CaptureFixture[str]) -> None:
     """Every case of the ONNX project whose operators the evaluator implements."""
@@ -206,7 +208,7 @@ def test_a_half_norm_overflows_here_and_not_in_onnx_runtime(tmp_path: Path) -> N
 def test_float32_graphs_run_as_in_onnx_runtime(small: LDLM, small_artifacts: Path, spec) -> None:  # type: ignore[no-untyped-def]
     path = graph_path(small_artifacts, "fp32", spec.name)
     arrays = stage_inputs(spec, small.config, 2, 13)
-    ours, theirs = EvaluatorStage(path, spec)(*arrays), OrtStage(path, spec, small.config)(*arrays)
+    ours, theirs = (made(path, spec, small.config)(*arrays) for made in (EvaluatorStage, OrtStage))
     assert ours.dtype == theirs.dtype
     assert compare(ours, theirs).relative_l2 <= 1e-6
 

@@ -116,6 +116,7 @@ def test_a_fault_is_noticed(
     assert noticed <= {line.question for line in found if not line.passed}
 
 
+@pytest.mark.long
 def test_the_stressed_latent_decoder_is_within_its_gates(small: LDLM, tmp_path: Path) -> None:
     """Outlier channels stretch the one scale that all activations share."""
     tough = stressed(small)

@@ -33,6 +33,7 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.mark.fault(14)
 @pytest.mark.skipif(has_cuda(), reason="the machine has a CUDA device; this is about having none")
 def test_cuda_asked_for_and_absent_is_an_error(small_artifacts: Path) -> None:
     """Case 14: ONNX Runtime itself would use the CPU and print a warning."""
@@ -55,6 +56,7 @@ def distance(
     return compare(got, TorchStage(small, spec)(*arrays)).relative_l2
 
 
+@pytest.mark.fault(1)
 @pytest.mark.parametrize("level", OPTIMISATION)
 def test_a_float32_norm_between_half_casts_loads_at_every_level(
     small: LDLM, small_artifacts: Path, level: str
@@ -68,6 +70,7 @@ def test_a_float32_norm_between_half_casts_loads_at_every_level(
         assert distance(small, small_artifacts, name, "fp16", level) <= 5e-3
 
 
+@pytest.mark.fault(19)
 @pytest.mark.parametrize("level", OPTIMISATION)
 def test_no_fusion_changes_the_numbers_at_any_level(
     small: LDLM, small_artifacts: Path, level: str
@@ -85,6 +88,7 @@ def test_the_proof_runs_at_the_deployed_level(small: LDLM, small_artifacts: Path
     assert deployed != distance(small, small_artifacts, name, "fp32", "none")
 
 
+@pytest.mark.fault(11)
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (64, 2), (1, 128), (5, 31)])
 def test_no_graph_is_specialised_to_its_example(
     small: LDLM, small_artifacts: Path, batch: int, length: int
@@ -149,6 +153,7 @@ def test_ids_are_the_argmax_of_the_logits(small: LDLM, small_artifacts: Path) ->
         assert np.array_equal(ids, logits.argmax(-1))
 
 
+@pytest.mark.fault(13)
 def test_changed_files_are_refused(own_artifacts: Path) -> None:
     """Cases 13 and 15: cut, changed, renamed or missing; named before a runtime sees them."""
     data = data_path(own_artifacts, "fp32", "denoiser")

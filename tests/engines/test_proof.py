@@ -68,6 +68,8 @@ def test_stress_weights_have_what_trained_ones_have(small: LDLM, tough: LDLM) ->
     assert torch.equal(small.denoiser.input.bias, stressed(small).denoiser.input.bias) is False
 
 
+@pytest.mark.long(ci=True)
+@pytest.mark.fault(3)
 @pytest.mark.parametrize(
     ("name", "island"),
     [
@@ -95,6 +97,7 @@ def test_a_half_norm_that_overflows_is_noticed_without_a_gpu(
     assert hidden.relative_l2 < 4 * limit  # the CPU provider hides it
 
 
+@pytest.mark.long
 def test_ablation_shows_what_an_island_buys(small: LDLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh weights make a lost island look harmless; stress weights do not."""
     monkeypatch.setattr(precision, "ISLANDS", ("layer_norm",))  # one is enough here
@@ -137,6 +140,7 @@ def test_islands_have_names() -> None:
     assert {rule.dtype for rule in off.rules} == {"bfloat16"}
 
 
+@pytest.mark.long(ci=True)
 def test_every_stage_is_within_its_gate_on_stress_weights(
     tough: LDLM, private_artifacts: Path
 ) -> None:
@@ -216,6 +220,7 @@ def test_the_self_test_leaves_no_file(private_artifacts: Path, outcomes: list[Ou
     assert not list(private_artifacts.rglob(".partial*"))
 
 
+@pytest.mark.fault(2)
 def test_an_island_turned_to_half_by_a_converter_is_noticed(
     small_artifacts: Path, tmp_path: Path
 ) -> None:
@@ -231,6 +236,7 @@ def test_an_island_turned_to_half_by_a_converter_is_noticed(
     assert failed == {"onnx", "tensorrt"}  # TensorRT's own network says so too
 
 
+@pytest.mark.fault(6)
 def test_equal_greedy_tokens_do_not_hide_other_logits(
     small: LDLM, small_artifacts: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +257,7 @@ def test_equal_greedy_tokens_do_not_hide_other_logits(
     assert compare(got, expected).relative_l2 > 0.1
 
 
+@pytest.mark.long
 def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts: Path) -> None:
     manifest = folders.load(small_artifacts)
     lines, curves = drift(small_artifacts, manifest, small, ["fp32", "fp16"], steps=1024, length=8)
@@ -261,6 +268,8 @@ def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts
     assert max(errors["fp32"]) < 1e-5
 
 
+@pytest.mark.long
+@pytest.mark.fault(5)
 def test_python_without_asserts_exports_no_lost_softcap(
     small_checkpoint: Path, tmp_path: Path
 ) -> None:

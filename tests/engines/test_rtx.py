@@ -100,6 +100,7 @@ def test_a_failed_build_leaves_no_trace_in_the_next(
     assert build() == before
 
 
+@pytest.mark.fault(17)
 def test_builds_are_repeatable_and_report_progress(small_artifacts: Path) -> None:
     """Case 17: the same inputs give the same bytes."""
     seen: list[tuple[str, int, int]] = []
@@ -176,6 +177,7 @@ def test_stopping_a_build_stops_it(small_artifacts: Path) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.fault(7)
 def test_attention_that_parses_and_does_not_build_in_float32(
     small_artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,9 @@ from files_of import copy_graphs, engine_path
 
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import FileEntry
-from engines.proof.engine import engine_lines
+from engines.proof.engine import engine_questions
 from engines.proof.inputs import stage_inputs
-from engines.proof.records import Line
+from engines.proof.records import Measurement
 from engines.runtime.engine_file import checked_engine
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
@@ -32,7 +32,7 @@ from engines.tensorrt.cache import RuntimeCache
 from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import load_library
 from engines.tensorrt.stream import Foreign
-from export.stages import compiled, stage
+from export.stages import compiled, components, stage
 from ldlm import LDLM
 from ldlm.errors import (
     ArtifactError,
@@ -212,6 +212,7 @@ def test_stages_share_one_scratch_memory(small_artifacts: Path) -> None:
     assert len(runtime.device.graphs) == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.fault(18)
 def test_sizes_outside_the_profiles_are_refused(small_artifacts: Path) -> None:
     """Case 18 at run time, with the allowed range."""
     decoder = stage_of(runtime_of(small_artifacts), small_artifacts, "latent_decoder")
@@ -313,6 +314,7 @@ def test_an_engine_that_tensorrt_does_not_take(small_artifacts: Path) -> None:
         runtime.engine(b"something else", "denoiser")
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -334,6 +336,7 @@ def test_an_engine_that_cannot_run_here(
         assert "--target trt" in str(caught.value)
 
 
+@pytest.mark.fault(15)
 def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_path: Path) -> None:
     """Same architecture, same size, same header: only the hash tells them apart. Case 15."""
     pytest.importorskip("tensorrt_rtx", reason="only on Linux x86-64")
@@ -400,10 +403,10 @@ def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.Monke
     assert runtime.device.downloads == 2  # type: ignore[attr-defined]
 
 
-def proof_of_engines(folder: Path, small: LDLM) -> list[Line]:
-    lines = engine_lines(
+def proof_of_engines(folder: Path, small: LDLM) -> list[Measurement]:
+    lines = engine_questions(
         folder, folders.load(folder), small, ["fp32", "fp16"], runtime_of(folder),
-        [(1, 5), (3, 17)], lambda _: None,
+        components(), [(1, 5), (3, 17)], lambda _: None,
     )  # fmt: skip
     return list(lines)
 
@@ -421,6 +424,7 @@ def test_engines_are_compared_with_pytorch(small_artifacts: Path, small: LDLM) -
     assert {line.question for line in lines} == {"engine", "engine update"}
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize(
     ("name", "output", "questions"),
     [

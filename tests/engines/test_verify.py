@@ -125,6 +125,7 @@ def test_weights_of_another_seed_are_noticed(small: LDLM, small_artifacts: Path)
     assert {ln.stage for ln in found.failures()} == {"token_decoder_logits"}
 
 
+@pytest.mark.long(ci=True)
 def test_an_overflowing_checkpoint_fails_and_says_why(small: LDLM, tmp_path: Path) -> None:
     """When autocast overflows too, there is nothing to be held to: a failure, with a remedy."""
     loud = copy.deepcopy(small)

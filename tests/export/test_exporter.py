@@ -44,6 +44,7 @@ def test_files_are_valid_onnx(small_artifacts: Path, precision: str, spec) -> No
     assert kinds <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
 
 
+@pytest.mark.fault(20)
 def test_the_exporter_gives_another_opset_than_asked_for(
     small: LDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +57,7 @@ def test_the_exporter_gives_another_opset_than_asked_for(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.fault(12)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_both_token_decoders_share_one_weights_file(
     small: LDLM, small_artifacts: Path, precision: str

@@ -6,6 +6,7 @@ this GPU; always ONNX Runtime's CUDA provider. Without a GPU all of it is skippe
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -67,13 +68,16 @@ def runtime(request: pytest.FixtureRequest, gpu: Cuda) -> TrtRuntime:
 
 
 @pytest.fixture(scope="module")
-def built(runtime: TrtRuntime, small_artifacts: Path) -> Path:
-    """The small artifacts with engines for this GPU."""
+def built(
+    runtime: TrtRuntime, small_artifacts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A copy of the small artifacts with engines for this GPU."""
+    own = tmp_path_factory.mktemp(runtime.name) / "artifacts"
+    shutil.copytree(small_artifacts, own)
     sm = runtime.device.sm
     target = rtx_target([sm], skip_unsupported=True) if runtime.name == "rtx" else trt_target()
-    manifest = folders.load(small_artifacts)
-    build_artifacts(small_artifacts, None, target, profiles(manifest.config), lambda *_: None)
-    return small_artifacts
+    build_artifacts(own, None, target, profiles(folders.load(own).config), lambda *_: None)
+    return own
 
 
 def median_ms(call: Callable[[], object], repeats: int = 50) -> float:

@@ -25,6 +25,7 @@ from ldlm.layers import (
 SHAPES = [6, [6], (6,), torch.Size([6]), [2, 6], (3, 2, 6), np.int64(6)]
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_norm_without_bias_takes_every_normalized_shape(shape: object) -> None:
     """Case 9: gain-only norms, all forms of normalized_shape."""
@@ -98,6 +99,7 @@ def test_norms_stay_in_float32_under_cuda_autocast() -> None:
     assert torch.isfinite(y).all()
 
 
+@pytest.mark.fault(10)
 def test_a_small_eps_does_not_become_0_in_half() -> None:
     """Case 10: an eps of 1e-8 is 0 in float16; here it never is half."""
     norm = BiaslessLayerNorm(4, eps=1e-8, dtype=torch.float16)
@@ -116,6 +118,7 @@ def test_rms_norm_takes_the_larger_of_norm_and_eps() -> None:
     assert torch.equal(norm(torch.zeros(1, 4)), torch.zeros(1, 4))
 
 
+@pytest.mark.fault(4)
 def test_a_softcap_lost_or_in_another_order_shows_with_a_small_cap() -> None:
     """Case 4: what is invisible at cap 50 on small scores is not at cap 2."""
     S, root = torch.linspace(-3, 3, 50, dtype=torch.float64), 4.0
