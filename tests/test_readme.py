@@ -36,6 +36,12 @@ def test_every_make_target_exists_and_is_documented() -> None:
     assert {line.split()[1] for line in lines("make") if len(line.split()) > 1} >= TARGETS
 
 
+def test_every_extra_exists() -> None:
+    assert lines("pip")
+    for line in lines("pip"):
+        require_extras(line)
+
+
 def test_every_ldlm_line_parses() -> None:
     assert lines("ldlm")
     for line in lines("ldlm"):
