@@ -1,132 +1,32 @@
-"""Peers in turn, each in a process of its own, on the same questions."""
+"""The peers side by side: each in a process of its own, in turn, on the same questions."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import math
 import os
 import platform
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from engines.artifacts import folder as folders
-from engines.bench.peers import MATMUL, parse
+from engines.bench.peers import MATMUL, matmul_rate, parse
+from engines.bench.worker import STEP, Case, Timing, Worker, prepare, timed
 from engines.tensorrt.library import LIBRARIES
 from export.precision import Precision
 from export.stages import MAX_BATCH
+from ldlm import files
 from ldlm.config import LDLMConfig
-from ldlm.errors import BenchError, ConfigError
+from ldlm.errors import ConfigError
 
-STEP = "step"
 WHAT = (STEP, "latent_decoder")
-
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is timed: a step of the loop or a call of a decoder, at a batch and a length."""
-
-    what: str
-    batch: int
-    length: int
-
-    def __str__(self) -> str:
-        return f"{self.what}, batch {self.batch}, length {self.length}"
-
-
-@dataclass
-class Samples:
-    """All that one peer measured in one case.
-
-    Attributes:
-        seconds: of every step or call, warm-up left out.
-        outside: share of the loop's time outside the graph, one per round.
-        prepared: seconds for what is done once before the loop.
-        peak: bytes of the peer's process in this case.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    outside: list[float] = field(default_factory=list)
-    prepared: float | None = None
-    peak: int = 0
-
-    def add(self, answer: dict[str, Any]) -> None:
-        """Take in one answer of a worker."""
-        self.seconds += answer["seconds"]
-        self.peak = max(self.peak, answer["peak"])
-        if "outside" in answer:
-            self.outside.append(answer["outside"])
-            self.prepared = answer["prepared"]
-
-
-class Worker:
-    """A peer's process; see `engines.bench.worker`.
-
-    Raises:
-        BenchError: the peer does not start, with its own reason.
-    """
-
-    def __init__(self, peer: str, folder: Path, checkpoint: Path) -> None:
-        self.peer = peer
-        command = [sys.executable, "-m", "engines.bench.worker", peer, str(folder), str(checkpoint)]
-        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
-        )
-        self._input: IO[str] = _pipe(self._process.stdin)
-        self._output: IO[str] = _pipe(self._process.stdout)
-        self._answer()
-
-    def ask(self, **question: Any) -> dict[str, Any]:
-        """One question, one answer.
-
-        Raises:
-            BenchError: the peer could not answer.
-        """
-        with contextlib.suppress(BrokenPipeError):  # what it said last tells more
-            self._input.write(json.dumps(question) + "\n")
-            self._input.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        """End the process."""
-        with contextlib.suppress(OSError):
-            self._input.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._output.close()
-        self._said.close()
-
-    def _answer(self) -> dict[str, Any]:
-        line = self._output.readline()
-        whole = line.endswith("\n")  # a process that is killed may leave half a line
-        answer: dict[str, Any] = json.loads(line) if whole else {"error": self._last_words()}
-        if "error" in answer:
-            self.close()
-            raise BenchError("a peer cannot run", tensor=self.peer, got=answer["error"])
-        return answer
-
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        return f"its process ended: {self._said.read()[-500:].strip() or 'without a word'}"
-
-
-def _pipe(stream: IO[str] | None) -> IO[str]:
-    if stream is None:
-        raise BenchError("a process without pipes")
-    return stream
 
 
 def bench(
@@ -156,58 +56,33 @@ def bench(
         ConfigError: something is asked that cannot be.
         BenchError: a peer does not run here.
     """
-    config = folders.load(folder).config
+    manifest = folders.load(folder)
+    config = manifest.config
     _require(config, peers, cases, rounds, seconds)
     load = round(os.getloadavg()[0], 2)  # others' work at the start makes every figure doubtful
-    turns, total = 0, len(cases) * len(peers) * (rounds + 1)
-    with _workers([*peers, MATMUL], folder, checkpoint, progress) as workers:
-        rates = [workers[MATMUL].ask()["rate"]]
+    turn, total = itertools.count(), len(cases) * len(peers) * (rounds + 1)
+    with contextlib.ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for number, name in enumerate([*peers, MATMUL]):
+            progress(f"starting {name}", number, len(peers) + 1)
+            workers[name] = stack.enter_context(contextlib.closing(Worker(name)))
+            if name != MATMUL:
+                workers[name].ask(prepare, name, folder, checkpoint)
+        rates = [workers[MATMUL].ask(matmul_rate)]
         measured = []
         for case in cases:
-            samples = {peer: Samples() for peer in peers}
-            repeats: dict[str, int] = {}
-            for turn in range(rounds + 1):  # the first is the warm-up
-                for peer in peers:
-                    progress(f"{peer}: {case}", turns, total)
-                    answer = _ask(workers[peer], case, config, repeats.get(peer, 2))
-                    turns += 1
-                    if turn:
-                        samples[peer].add(answer)
-                    else:
-                        once = min(answer["seconds"])
-                        repeats[peer] = max(2, min(200, math.ceil(seconds / once)))
-            rates.append(workers[MATMUL].ask()["rate"])
-            measured.append((case, samples))
+            timings: dict[str, list[Timing]] = {peer: [] for peer in peers}
+            for peer, found in [*timings.items()] * (rounds + 1):  # the first is the warm-up
+                progress(f"{peer}: {case}", next(turn), total)
+                once = min(found[0].seconds) if found else seconds
+                repeats = max(2, min(200, math.ceil(seconds / once)))
+                found.append(workers[peer].ask(timed, peer, folder, checkpoint, case, repeats))
+            rates.append(workers[MATMUL].ask(matmul_rate))
+            measured.append((case, {peer: found[1:] for peer, found in timings.items()}))
     rate = max(rates)
-    rows = [row for case, found in measured for row in _rows(case, found, config, rate)]
-    machine = {
-        "cpu": _cpu(),
-        "threads": _threads(),
-        "load": load,
-        "matmul_gflops": round(rate / 1e9, 1),
-    }
     asked = {"peers": list(peers), "rounds": rounds, "seconds": seconds}
-    return {"bench": folders.load(folder).name, "machine": machine, **asked, "rows": rows}
-
-
-@contextlib.contextmanager
-def _workers(
-    names: Sequence[str], folder: Path, checkpoint: Path, progress: Progress
-) -> Iterator[dict[str, Worker]]:
-    workers: dict[str, Worker] = {}
-    try:
-        for number, name in enumerate(names):
-            progress(f"starting {name}", number, len(names))
-            workers[name] = Worker(name, folder, checkpoint)
-        yield workers
-    finally:
-        for worker in workers.values():
-            worker.close()
-
-
-def _ask(worker: Worker, case: Case, config: LDLMConfig, repeats: int) -> dict[str, Any]:
-    count = {"steps" if case.what == STEP else "repeats": repeats}
-    return worker.ask(**asdict(case), d_model=config.d_model, **count)
+    rows = [row for case, timings in measured for row in _rows(case, timings, config, rate)]
+    return {"bench": manifest.name, "machine": _machine(load, rate), **asked, "rows": rows}
 
 
 def _require(
@@ -239,30 +114,31 @@ def _require(
 
 
 def _rows(
-    case: Case, samples: dict[str, Samples], config: LDLMConfig, rate: float
+    case: Case, timings: dict[str, list[Timing]], config: LDLMConfig, rate: float
 ) -> list[dict[str, Any]]:
-    first = float(np.median(next(iter(samples.values())).seconds))
-    rows = []
-    for peer, found in samples.items():
-        p50, p90, p99 = (float(p) for p in np.percentile(found.seconds, (50, 90, 99)))
+    rows: list[dict[str, Any]] = []
+    first = None
+    for peer, found in timings.items():
+        seconds = [second for timing in found for second in timing.seconds]
+        percentiles = {p: float(np.percentile(seconds, p)) for p in (50, 90, 99)}
+        p50 = percentiles[50]
+        first = first or p50
+        outside = [timing.outside for timing in found if timing.outside is not None]
+        prepared = found[-1].prepared
         calls = config.sampler_steps if case.what == STEP else 1
+        on_cpu = parse(peer)[0] not in LIBRARIES  # as the rate is
         rows.append(
             {
                 **asdict(case),
                 "peer": peer,
-                "p50_ms": round(1e3 * p50, 3),
-                "p90_ms": round(1e3 * p90, 3),
-                "p99_ms": round(1e3 * p99, 3),
-                "count": len(found.seconds),
+                **{f"p{p}_ms": round(1e3 * value, 3) for p, value in percentiles.items()},
+                "count": len(seconds),
                 "tokens_per_second": round(case.batch * case.length / (calls * p50), 2),
-                "outside": round(float(np.median(found.outside)), 4) if found.outside else None,
-                "prepared_ms": None if found.prepared is None else round(1e3 * found.prepared, 2),
-                "peak_gb": round(found.peak / 1e9, 2),
+                "outside": round(float(np.median(outside)), 4) if outside else None,
+                "prepared_ms": None if prepared is None else round(1e3 * prepared, 2),
+                "peak_gb": round(max(timing.peak for timing in found) / 1e9, 2),
                 "ratio": round(first / p50, 3),
-                # The rate is the CPU's.
-                "of_matmul_rate": None
-                if parse(peer)[0] in LIBRARIES
-                else round(flops(case, config) / p50 / rate, 3),
+                "of_matmul_rate": round(flops(case, config) / p50 / rate, 3) if on_cpu else None,
             }
         )
     return rows
@@ -284,13 +160,13 @@ def flops(case: Case, config: LDLMConfig) -> float:
     return 2.0 * case.batch * T * (weights + scores)
 
 
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text("utf-8").splitlines() if info.exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _machine(load: float, rate: float) -> dict[str, Any]:
+    info = files.read_if_possible(Path("/proc/cpuinfo")).decode()
+    model = re.search(r"^model name\s*:\s*(.*)", info, re.MULTILINE)
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
+    return {
+        "cpu": model.group(1) if model else platform.processor() or platform.machine(),
+        "threads": len(affinity(0)) if affinity else os.cpu_count(),
+        "load": load,
+        "matmul_gflops": round(rate / 1e9, 1),
+    }

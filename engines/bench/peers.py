@@ -16,28 +16,22 @@ import numpy as np
 
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import Manifest
+from engines.runtime.load import load_stages
+from engines.tensorrt.library import LIBRARIES
 from ldlm.errors import ConfigError
 from ldlm.sampler import DenoiserLoop, Stages
 
 MATMUL = "matmul"
 
-# What a peer is, for tables. A precision other than the one given is the name's second part.
-PEERS: dict[str, str] = {
-    "torch": "PyTorch eager, float32",
-    "torch-bf16": "PyTorch eager, weights and activations bf16",
-    "torch-compile": "torch.compile, float32",
-    "ort-plain": "ONNX Runtime, the plain graphs, called step by step",
-    "ort": "ONNX Runtime, the loop's graphs",
-    "rtx": "TensorRT-RTX engines",
-    "trt": "TensorRT engines",
-}
+# PyTorch eager in float32, in bfloat16 throughout, and compiled; ONNX Runtime on the plain graphs,
+# called step by step, and on the loop's; the engines.
+PEERS = ("torch", "torch-bf16", "torch-compile", "ort-plain", "ort", *LIBRARIES)
 
 
 def default_peers(manifest: Manifest, batches: Sequence[int]) -> list[str]:
     """Who is measured unless asked otherwise; int8 takes no batch but 1."""
-    found = ["torch", "torch-bf16", "torch-compile", "ort-plain", "ort"]
     int8 = "int8" in manifest.precisions() and set(batches) == {1}
-    return [*found, "ort:int8"] if int8 else found
+    return [*(peer for peer in PEERS if peer not in LIBRARIES), *(["ort:int8"] if int8 else [])]
 
 
 def parse(name: str) -> tuple[str, str]:
@@ -48,10 +42,8 @@ def parse(name: str) -> tuple[str, str]:
     """
     kind, _, precision = name.partition(":")
     if kind not in PEERS or (kind.startswith("torch") and precision):
-        known = ", ".join(PEERS)
-        raise ConfigError(
-            "no such peer", expected=f"{known}; all but torch's as name:precision", got=name
-        )
+        known = f"{', '.join(PEERS)}; all but torch's as name:precision"
+        raise ConfigError("no such peer", expected=known, got=name)
     return kind, precision or "fp32"
 
 
@@ -65,15 +57,8 @@ def load(name: str, folder: Path, checkpoint: Path) -> Stages:
     manifest = folders.load(folder)
     if kind.startswith("torch"):
         return _torch(kind, checkpoint, manifest)
-    from engines.runtime.load import load_stages
-
-    return load_stages(
-        folder,
-        manifest,
-        runtime=kind.removesuffix("-plain"),
-        precision=precision,
-        plain=kind.endswith("-plain"),
-    )
+    runtime, plain = kind.removesuffix("-plain"), kind.endswith("-plain")
+    return load_stages(folder, manifest, runtime=runtime, precision=precision, plain=plain)
 
 
 def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Stages:
@@ -87,12 +72,12 @@ def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Stages:
     torch._dynamo.config.recompile_limit = 1024
     model = LDLM.from_checkpoint(checkpoint).eval().requires_grad_(False)
     dtype = torch.bfloat16 if kind == "torch-bf16" else torch.float32
-    calls = []
-    for name in SAMPLED:
-        module: Any = stage(name).torch(model).to(dtype)
-        calls.append(torch.compile(module, dynamic=False) if kind == "torch-compile" else module)
 
-    def call(module: Any) -> Callable[..., Any]:
+    def call(name: str) -> Callable[..., Any]:
+        module: Any = stage(name).torch(model).to(dtype)
+        if kind == "torch-compile":
+            module = torch.compile(module, dynamic=False)
+
         def run(*inputs: Any) -> Any:
             with torch.no_grad():  # torch.compile guards against a change to inference_mode
                 output = module(*(torch.as_tensor(x).to(dtype) for x in inputs))
@@ -100,7 +85,7 @@ def _torch(kind: str, checkpoint: Path, manifest: Manifest) -> Stages:
 
         return run
 
-    denoiser, latents, tokens = map(call, calls)
+    denoiser, latents, tokens = map(call, SAMPLED)
     return Stages(manifest.config, DenoiserLoop(denoiser, torch.from_numpy), latents, tokens)
 
 

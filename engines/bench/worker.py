@@ -1,32 +1,128 @@
-"""The process of one peer: a JSON line in, a JSON line out, until its input ends.
-
-python -m engines.bench.worker PEER ARTIFACTS CHECKPOINT
-"""
+"""The process of one peer: what runs in it, and how it is asked."""
 
 from __future__ import annotations
 
-import json
+import functools
+import multiprocessing
 import os
-import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
-from engines.bench.peers import MATMUL, load, matmul_rate
+from engines.bench.peers import load
 from engines.memory import peak_bytes, reset_peak
-from ldlm.errors import LDLMError, installs
+from ldlm.errors import BenchError, LDLMError, installs
 from ldlm.noise import NoiseStream
 from ldlm.sampler import Stages
 from ldlm.schedule import TangentSchedule
 from ldlm.solvers import step_table
 
-Answer = dict[str, Any]
+STEP = "step"
+T = TypeVar("T")
 
 
-def loop(stages: Stages, batch: int, length: int, d_model: int, steps: int) -> Answer:
+@dataclass(frozen=True)
+class Case:
+    """What is timed: a step of the loop or a call of a decoder, at a batch and a length."""
+
+    what: str
+    batch: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.what}, batch {self.batch}, length {self.length}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a peer measured in one turn.
+
+    Attributes:
+        seconds: of every step or call.
+        outside: share of the loop's time outside the graph.
+        prepared: seconds for what is done once before the loop.
+        peak: bytes of the peer's process in this turn.
+    """
+
+    seconds: list[float]
+    outside: float | None = None
+    prepared: float | None = None
+    peak: int = 0
+
+
+class Worker:
+    """A process of one peer's own; what a library prints there is kept for its last words."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self._said = tempfile.NamedTemporaryFile()  # noqa: SIM115  # open as long as the process
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, spawn, _print_into, (self._said.name,))
+        others = set(multiprocessing.active_children())
+        self._pool.submit(os.getpid)
+        (self._process,) = set(multiprocessing.active_children()) - others
+
+    def ask(self, function: Callable[..., T], *arguments: object) -> T:
+        """What a function gives in the process.
+
+        Raises:
+            BenchError: it cannot answer, with its own reason; the process is ended.
+        """
+        try:
+            return self._pool.submit(function, *arguments).result()
+        except Exception as error:  # the libraries' exceptions share no base but this one
+            reason = self._reason(error)
+            self.close()
+            raise BenchError("a peer cannot run", tensor=self.peer, got=reason) from error
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, BrokenProcessPool):
+            said = self._said.read()[-500:].decode(errors="replace").strip()
+            return f"its process ended: {said or 'without a word'}"
+        if isinstance(error, ImportError):
+            return f"{error}\n  remedy:   {installs('build')}"
+        return str(error) if isinstance(error, LDLMError) else repr(error)
+
+    def close(self) -> None:
+        """End the process; what it is still at is waited for 10 seconds."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._process.join(10)
+        self._process.kill()
+        self._said.close()
+
+
+def _print_into(path: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+@functools.cache
+def _loaded(peer: str, folder: Path, checkpoint: Path) -> Stages:
+    return load(peer, folder, checkpoint)
+
+
+def prepare(peer: str, folder: Path, checkpoint: Path) -> None:
+    """Load a peer in this process, once; see `engines.bench.peers.load`."""
+    _loaded(peer, folder, checkpoint)
+
+
+def timed(peer: str, folder: Path, checkpoint: Path, case: Case, repeats: int) -> Timing:
+    """Time a peer's steps or calls in this process."""
+    stages = _loaded(peer, folder, checkpoint)
+    reset_peak()
+    timing = (loop if case.what == STEP else decoder)(stages, case, repeats)
+    return replace(timing, peak=peak_bytes())
+
+
+def loop(stages: Stages, case: Case, repeats: int) -> Timing:
     """Some steps of a sampling run: seconds per step, and those inside the graph.
 
     Two steps more are run and left out: the first, which makes the buffers, and the last, which
@@ -34,69 +130,26 @@ def loop(stages: Stages, batch: int, length: int, d_model: int, steps: int) -> A
     """
     schedule = TangentSchedule()
     started = time.perf_counter()
-    run = stages.loop(step_table("ddpm", schedule, schedule.grid(steps + 2)))
+    run = stages.loop(step_table("ddpm", schedule, schedule.grid(repeats + 2)))
     prepared = time.perf_counter() - started
-    noise = NoiseStream(0, range(batch), (length, d_model))
-    ticks = [(time.perf_counter(), step.seconds) for step in run(noise)]
+    ticks = [(time.perf_counter(), step.seconds) for step in run(_noise(stages, case))]
     times, inside = zip(*ticks[:-1], strict=True)
     outside = 1 - sum(inside[1:]) / (times[-1] - times[0])
-    return {"seconds": np.diff(times).tolist(), "outside": outside, "prepared": prepared}
+    return Timing(np.diff(times).tolist(), outside, prepared)
 
 
-def decoder(
-    stages: Stages, name: str, batch: int, length: int, d_model: int, repeats: int
-) -> Answer:
+def decoder(stages: Stages, case: Case, repeats: int) -> Timing:
     """Some calls of a decoder: seconds per call."""
-    z = NoiseStream(0, range(batch), (length, d_model)).draw()
-    stage = getattr(stages, name)
+    z = _noise(stages, case).draw()
+    stage = getattr(stages, case.what)
     times = [time.perf_counter()]
     for _ in range(repeats):
         done = stage(z)
         if hasattr(done, "numpy"):  # on a device it is only enqueued
             done.numpy()
         times.append(time.perf_counter())
-    return {"seconds": np.diff(times).tolist()}
+    return Timing(np.diff(times).tolist())
 
 
-def answers(name: str, folder: Path, checkpoint: Path) -> Callable[[Answer], Answer]:
-    """What this process says to a question."""
-    if name == MATMUL:
-        return lambda _: {"rate": matmul_rate()}
-    stages = load(name, folder, checkpoint)
-
-    def answer(question: Answer) -> Answer:
-        reset_peak()
-        what = question.pop("what")
-        found = loop(stages, **question) if what == "step" else decoder(stages, what, **question)
-        return {**found, "peak": peak_bytes()}
-
-    return answer
-
-
-def main() -> None:
-    """Answer until the input ends; what a library prints goes to stderr."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def reply(content: Answer) -> None:
-        replies.write(json.dumps(content) + "\n")
-        replies.flush()
-
-    name, folder, checkpoint = sys.argv[1:]
-    try:
-        answer = answers(name, Path(folder), Path(checkpoint))
-    except LDLMError as error:
-        return reply({"error": str(error)})
-    except ImportError as error:
-        return reply({"error": f"{error}\n  remedy:   {installs('build')}"})
-    reply({"ready": True})
-    for line in sys.stdin:
-        try:
-            reply(answer(json.loads(line)))
-        except LDLMError as error:
-            reply({"error": str(error)})
-    return None
-
-
-if __name__ == "__main__":
-    main()
+def _noise(stages: Stages, case: Case) -> NoiseStream:
+    return NoiseStream(0, range(case.batch), (case.length, stages.config.d_model))

@@ -36,8 +36,9 @@ def command(
     to: Annotated[Path | None, typer.Option("--out", help="Also write the JSON here.")] = None,
 ) -> None:
     """Time each peer on the same steps, in turn; the last line is JSON."""
-    from engines.bench.measure import Case, bench
+    from engines.bench.measure import bench
     from engines.bench.peers import default_peers
+    from engines.bench.worker import Case
     from engines.show.bench import bench_table
     from ldlm import files
 

@@ -6,49 +6,45 @@ from typing import Any
 
 from rich.table import Table
 
-from engines.bench.measure import Case
+from engines.show.table import add_row, table
 
-Document = dict[str, Any]
 BAR = 30
+FIGURES = ("p50", "p90", "p99", "ratio", "tokens/s", "outside", "of rate", "GB")
 
 
-def bench_table(document: Document) -> Table:
-    """A row per case and peer, with a bar as long as its time."""
+def bench_table(document: dict[str, Any]) -> Table:
+    """A row per case and peer, with a bar as long as its time.
+
+    Args:
+        document: see `engines.bench.measure.bench`.
+    """
     machine = document["machine"]
-    table = Table(
-        title=f"{document['bench']}: milliseconds per step or call, peers in turn",
-        caption=(
-            f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']} before, own "
-            f"matmul rate {machine['matmul_gflops']} GFLOP/s. ratio: how much faster than the "
-            "first; outside: share of the loop outside the graph; of rate: share of the matmul rate"
-        ),
+    made = table(
+        f"{document['bench']}: milliseconds per step or call, peers in turn",
+        ("what", "peer", *(f">{figure}" for figure in FIGURES), "p50, to scale"),
+        f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']} before, own "
+        f"matmul rate {machine['matmul_gflops']} GFLOP/s. ratio: how much faster than the first; "
+        "outside: share of the loop outside the graph; of rate: share of the matmul rate",
     )
-    for column in ("what", "peer"):
-        table.add_column(column)
-    for column in ("p50", "p90", "p99", "ratio", "tokens/s", "outside", "of rate", "GB"):
-        table.add_column(column, justify="right")
-    table.add_column("p50, to scale", no_wrap=True)
-    previous = None
+    cases: dict[str, list[dict[str, Any]]] = {}
     for row in document["rows"]:
-        case = Case(row["what"], row["batch"], row["length"])
-        if case != previous:
-            table.add_section()
-        outside = "-" if row["outside"] is None else f"{100 * row['outside']:.2f} %"
-        table.add_row(
-            "" if case == previous else f"{case.what} {case.batch} x {case.length}",
-            row["peer"],
-            *(f"{row[f'{p}_ms']:,.1f}" for p in ("p50", "p90", "p99")),
-            f"{row['ratio']:.2f}",
-            f"{row['tokens_per_second']:,.1f}",
-            outside,
-            "-" if row["of_matmul_rate"] is None else f"{row['of_matmul_rate']:.2f}",
-            f"{row['peak_gb']:.2f}",
-            "█" * max(1, round(BAR * row["p50_ms"] / _slowest(document, case))),
-        )
-        previous = case
-    return table
-
-
-def _slowest(document: Document, case: Case) -> float:
-    same = [r for r in document["rows"] if Case(r["what"], r["batch"], r["length"]) == case]
-    return float(max(row["p50_ms"] for row in same))
+        case = f"{row['what']} {row['batch']} x {row['length']}"
+        cases.setdefault(case, []).append(row)
+    for case, rows in cases.items():
+        made.add_section()
+        slowest = max(row["p50_ms"] for row in rows)
+        for number, row in enumerate(rows):
+            outside, of_rate = row["outside"], row["of_matmul_rate"]
+            add_row(
+                made,
+                "" if number else case,
+                row["peer"],
+                *(f"{row[f'{p}_ms']:,.1f}" for p in ("p50", "p90", "p99")),
+                f"{row['ratio']:.2f}",
+                f"{row['tokens_per_second']:,.1f}",
+                "-" if outside is None else f"{100 * outside:.2f} %",
+                "-" if of_rate is None else f"{of_rate:.2f}",
+                f"{row['peak_gb']:.2f}",
+                "█" * max(1, round(BAR * row["p50_ms"] / slowest)),
+            )
+    return made

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
+import multiprocessing
+import os
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -13,9 +14,9 @@ from typer.testing import CliRunner
 
 from engines.artifacts import folder as folders
 from engines.bench import measure
-from engines.bench.measure import Case, Samples, Worker, bench, flops
+from engines.bench.measure import bench, flops
 from engines.bench.peers import default_peers, parse
-from engines.bench.worker import loop
+from engines.bench.worker import Case, Timing, Worker, loop, prepare, timed
 from engines.cli import app
 from engines.show.bench import bench_table
 from ldlm import LDLM, PRESETS
@@ -74,10 +75,8 @@ def test_the_table_has_a_row_per_case_and_peer(printed: tuple[str, Path]) -> Non
 
 
 def test_figures_follow_from_seconds() -> None:
-    slow, fast = Samples(), Samples()
-    slow.add({"seconds": [0.4, 0.4, 0.4], "peak": 10, "outside": 0.1, "prepared": 1.0})
-    fast.add({"seconds": [0.1, 0.2, 0.3], "peak": 2 * 10**9, "outside": 0.02, "prepared": 2.0})
-    fast.add({"seconds": [0.2], "peak": 10, "outside": 0.04, "prepared": 2.0})
+    slow = [Timing([0.4, 0.4, 0.4], 0.1, 1.0, 10)]
+    fast = [Timing([0.1, 0.2, 0.3], 0.02, 2.0, 2 * 10**9), Timing([0.2], 0.04, 2.0, 10)]
     case = Case("step", 2, 64)
     rows = measure._rows(case, {"torch": slow, "ort": fast}, BASE, rate=1e12)
     assert [row["ratio"] for row in rows] == [1.0, 2.0]
@@ -133,24 +132,71 @@ def test_what_cannot_be_measured_is_refused_at_once(
         bench(small_artifacts, tmp_path, peers, cases, rounds=rounds)
 
 
-def test_a_peer_that_does_not_run_says_why(small_artifacts: Path, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="was not exported"):
-        Worker("ort:fp16-without-layer_norm", small_artifacts, tmp_path)
-    with pytest.raises(BenchError, match="no checkpoint"):
-        Worker("torch", small_artifacts, tmp_path / "nothing")
+@pytest.fixture
+def worker() -> Generator[Worker, None, None]:
+    made = Worker("ort")
+    yield made
+    made.close()
 
 
-def test_a_process_that_dies_is_an_error(small_artifacts: Path, tmp_path: Path) -> None:
-    worker = Worker("ort", small_artifacts, tmp_path)
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [("ort:fp16-without-layer_norm", "was not exported"), ("torch", "no checkpoint")],
+)
+def test_a_peer_that_does_not_run_says_why(
+    small_artifacts: Path, tmp_path: Path, worker: Worker, peer: str, words: str
+) -> None:
+    with pytest.raises(BenchError, match=words) as caught:
+        worker.ask(prepare, peer, small_artifacts, tmp_path / "nothing")
+    assert caught.value.details["tensor"] == "ort"
+
+
+def test_a_process_that_dies_is_an_error(worker: Worker) -> None:
     worker._process.kill()
-    with pytest.raises(BenchError, match="its process ended"):
-        worker.ask(what="step", batch=1, length=8, d_model=128, steps=2)
+    with pytest.raises(BenchError, match="its process ended: without a word"):
+        worker.ask(time.sleep, 60)
 
 
-def test_a_question_it_cannot_answer(small_artifacts: Path, tmp_path: Path) -> None:
-    worker = Worker("ort", small_artifacts, tmp_path)
+def test_a_dying_process_is_quoted(worker: Worker) -> None:
+    """What it said last, on stdout or on stderr, and nothing of it on ours."""
+    worker.ask(os.write, 2, b"the last words")
+    with pytest.raises(BenchError, match="its process ended: the last words"):
+        worker.ask(os._exit, 3)
+
+
+def test_what_a_library_raises_is_said(worker: Worker) -> None:
+    with pytest.raises(BenchError, match="ZeroDivisionError"):
+        worker.ask(divmod, 1, 0)
+
+
+def test_what_a_library_prints_is_not_the_commands_output(
+    worker: Worker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker.ask(os.write, 1, b"noise of native code")
+    worker.ask(print, "noise of Python")
+    worker.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_at_work_is_ended(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is stopped in the middle of a turn does not wait for what hangs."""
+    worker._pool.submit(time.sleep, 600)
+    join = worker._process.join
+    monkeypatch.setattr(worker._process, "join", lambda _: join(0.2))
+    worker.close()
+    join(60)
+    assert worker._process not in multiprocessing.active_children()
+
+
+def test_every_process_is_ended_when_a_peer_fails(small_artifacts: Path, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="no checkpoint"):
+        bench(small_artifacts, tmp_path, ["ort", "torch"], [Case("step", 1, 8)])
+    assert multiprocessing.active_children() == []
+
+
+def test_a_question_it_cannot_answer(small_artifacts: Path, tmp_path: Path, worker: Worker) -> None:
     with pytest.raises(BenchError, match="outside what was built"):
-        worker.ask(what="step", batch=65, length=8, d_model=128, steps=2)
+        worker.ask(timed, "ort", small_artifacts, tmp_path, Case("step", 65, 8), 2)
 
 
 def test_seconds_are_of_steps_not_of_the_way_there() -> None:
@@ -168,27 +214,20 @@ def test_seconds_are_of_steps_not_of_the_way_there() -> None:
         return run
 
     peer = Stages(PRESETS["small"], made, print, print)
-    answer = loop(peer, batch=1, length=8, d_model=4, steps=7)
-    assert len(answer["seconds"]) == 7
-    assert max(answer["seconds"]) < 0.1
-    assert answer["prepared"] >= 0.2
-    assert 0.4 < answer["outside"] < 1
+    found = loop(peer, Case("step", 1, 8), 7)
+    assert len(found.seconds) == 7
+    assert max(found.seconds) < 0.1
+    assert found.prepared is not None
+    assert found.prepared >= 0.2
+    assert found.outside is not None
+    assert 0.4 < found.outside < 1
 
 
-def test_a_worker_answers_for_the_steps_asked(small_artifacts: Path, tmp_path: Path) -> None:
-    worker = Worker("ort", small_artifacts, tmp_path)
-    answer = worker.ask(what="step", batch=1, length=8, d_model=128, steps=70)
-    worker.close()
-    assert len(answer["seconds"]) == 70
-    assert 0 < answer["outside"] < 1
-
-
-def test_half_a_line_of_a_dying_worker_is_no_answer(
-    small_artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_answers_for_the_steps_asked(
+    small_artifacts: Path, tmp_path: Path, worker: Worker
 ) -> None:
-    worker = Worker("ort", small_artifacts, tmp_path)
-    whole = worker._output
-    monkeypatch.setattr(worker, "_output", io.StringIO('{"seconds": [0.'))
-    with pytest.raises(BenchError, match="its process ended"):
-        worker.ask(what="step", batch=1, length=8, d_model=128, steps=2)
-    whole.close()
+    found = worker.ask(timed, "ort", small_artifacts, tmp_path, Case("step", 1, 8), 70)
+    assert len(found.seconds) == 70
+    assert found.outside is not None
+    assert 0 < found.outside < 1
+    assert found.peak > 0
