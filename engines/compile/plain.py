@@ -11,7 +11,7 @@ from typing import Any
 
 from engines.compile.network import BuiltEngine, Progress, StageBuild, builder_settings
 from engines.tensorrt.cache import cache_file
-from engines.tensorrt.device import Device
+from engines.tensorrt.device import Cuda
 from engines.tensorrt.profiles import Profiles
 from export.stages import StageSpec
 from ldlm import files
@@ -24,7 +24,7 @@ def build_engine_here(
     config: LDLMConfig,
     *,
     trt: Any,
-    device: Device,
+    device: Cuda,
     profiles: Profiles,
     progress: Progress | None = None,
 ) -> BuiltEngine:

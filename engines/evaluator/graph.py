@@ -61,7 +61,10 @@ class Evaluator:
         with torch.inference_mode(), np.errstate(all="ignore"):
             for index, (node, operator) in enumerate(self._nodes):
                 inputs = [None if value is None else values[value] for value in node.inputs]
-                for value, result in zip(node.outputs, operator(node, inputs), strict=False):
+                attributes = {name: found.value for name, found in node.attributes.items()}
+                results = operator(node, *inputs, **attributes)
+                several = results if isinstance(results, tuple) else (results,)
+                for value, result in zip(node.outputs, several, strict=False):
                     if operator is not ops.product:
                         _check_dtype(node, value, result)
                     values[value] = result

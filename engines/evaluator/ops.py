@@ -14,8 +14,9 @@ implementation.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ from ldlm.errors import ArtifactError
 
 # Tensors; NumPy arrays only for dtypes that PyTorch does not have (8 bits and fewer, strings).
 Value = Any
-Operator = Callable[[ir.Node, Sequence[Value]], tuple[Value, ...]]
+# Of a node, its inputs, and its attributes by name: one output, or several as a tuple.
+Operator = Callable[..., Value]
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -81,49 +83,38 @@ def _numbers(x: Tensor) -> Tensor:
     return wide(x) if x.is_floating_point() else x.to(torch.int64)
 
 
-def elementwise(function: Callable[..., Tensor]) -> Operator:
+def rounded(function: Callable[..., Tensor]) -> Operator:
     """An operator whose one result has the dtype of its first input, rounded once."""
 
-    def operator(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-        return (function(*map(_numbers, inputs)).to(inputs[0].dtype),)
+    def operator(node: ir.Node, *inputs: Value, **attributes: Any) -> Value:
+        values = (None if value is None else _numbers(value) for value in inputs)
+        return function(*values, **attributes).to(inputs[0].dtype)
 
     return operator
 
 
-def attribute(node: ir.Node, name: str, default: Any) -> Any:
-    """An attribute's value, or the default of the operator's definition."""
-    found = node.attributes.get(name)
-    return default if found is None else found.value
-
-
 def _divide(a: Tensor, b: Tensor) -> Tensor:
     """Integers divide towards zero."""
-    quotient: Tensor = torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc")
-    return quotient
+    return torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc")
 
 
-def _gelu(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x = inputs[0]
-    return (F.gelu(wide(x), approximate=attribute(node, "approximate", "none")).to(x.dtype),)
+def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
 
 
-def _clip(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x, low, high = (*inputs, None, None)[:3]
-    y = _numbers(x)
-    y = y if low is None else torch.maximum(y, _numbers(low))
-    return ((y if high is None else torch.minimum(y, _numbers(high))).to(x.dtype),)
-
-
-def _max(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    y = _numbers(inputs[0])
-    for other in inputs[1:]:
-        y = torch.maximum(y, _numbers(other))
-    return (y.to(inputs[0].dtype),)
-
-
-def _matmul(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    a, b = inputs
-    return (torch.matmul(_numbers(a), _numbers(b)).to(a.dtype),)
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    y = alpha * ((a.T if transA else a) @ (b.T if transB else b))
+    return y if c is None else y + beta * c
 
 
 def biased(node: ir.Node) -> ir.Node | None:
@@ -139,182 +130,129 @@ def biased(node: ir.Node) -> ir.Node | None:
     return after if after.op_type == "Add" and vector else None
 
 
-def product(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+def product(node: ir.Node, a: Tensor, b: Tensor) -> Value:
     """A product that `add_bias` reads before it is rounded."""
-    a, b = inputs
-    return (torch.matmul(_numbers(a), _numbers(b)),)
+    return torch.matmul(_numbers(a), _numbers(b))
 
 
-def add_bias(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+def add_bias(node: ir.Node, a: Tensor, b: Tensor) -> Value:
     """The sum of a `product` and its bias, in the dtype of the bias."""
-    a, b = inputs
-    dtype = a.dtype if a.dtype in HALF else b.dtype
-    return ((wide(a) + wide(b)).to(dtype),)
+    return (wide(a) + wide(b)).to(a.dtype if a.dtype in HALF else b.dtype)
 
 
-def _gemm(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    a, b, c = (*inputs, None)[:3]
-    left = a.T if attribute(node, "transA", 0) else a
-    right = b.T if attribute(node, "transB", 0) else b
-    y = attribute(node, "alpha", 1.0) * (_numbers(left) @ _numbers(right))
-    if c is not None:
-        y = y + attribute(node, "beta", 1.0) * _numbers(c)
-    return (y.to(a.dtype),)
+def exact(function: Callable[..., Value]) -> Operator:
+    """An operator that rounds by itself, or has nothing to round."""
+    return lambda node, *inputs, **attributes: function(*inputs, **attributes)
 
 
-def _axes(node: ir.Node, inputs: Sequence[Value], ndim: int) -> list[int] | None:
-    given = inputs[1].tolist() if len(inputs) > 1 and inputs[1] is not None else None
-    return None if given is None else [axis % ndim for axis in given]
-
-
-def _layer_norm(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+def _layer_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    **stash: int,
+) -> Value:
     """Every step in the dtype of x, as onnx.reference does it; the sums are rounded too."""
-    x, scale, bias = (*inputs, None)[:3]
-    dtype, axis = x.dtype, attribute(node, "axis", -1) % x.ndim
-    dims = tuple(range(axis, x.ndim))
-    count: int = math.prod(x.shape[axis:])
+    dims = tuple(range(axis % x.ndim, x.ndim))
+    count = math.prod(x.shape[axis:])
 
     def mean(values: Tensor) -> Tensor:
-        total = wide(values).sum(dims, keepdim=True).to(dtype)
-        return (wide(total) / count).to(dtype)
+        total = wide(values).sum(dims, keepdim=True).to(x.dtype)
+        return (wide(total) / count).to(x.dtype)
 
     average = mean(x)
     centred = x - average
-    variance = mean(centred * centred)
-    deviation = torch.sqrt(variance + torch.tensor(attribute(node, "epsilon", 1e-5), dtype=dtype))
+    deviation = torch.sqrt(mean(centred * centred) + torch.tensor(epsilon, dtype=x.dtype))
     y = (centred / deviation) * scale
-    y = y if bias is None else y + bias
-    return y, average, torch.reciprocal(deviation)
+    return y if bias is None else y + bias, average, torch.reciprocal(deviation)
 
 
-def _reduce_l2(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+def _reduce_l2(
+    x: Tensor, axes: Tensor | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Value:
     """The root of the rounded sum of rounded squares."""
-    x = inputs[0]
-    dims = _axes(node, inputs, x.ndim)
-    if not dims:
-        if attribute(node, "noop_with_empty_axes", 0):
-            return (x,)
-        dims = list(range(x.ndim))
-    squares = x * x
-    total = wide(squares).sum(dims, keepdim=bool(attribute(node, "keepdims", 1)))
-    return (torch.sqrt(wide(total.to(x.dtype))).to(x.dtype),)
+    dims = [] if axes is None else axes.tolist()
+    if not dims and noop_with_empty_axes:
+        return x
+    total = wide(x * x).sum(dims or None, keepdim=bool(keepdims))
+    return torch.sqrt(wide(total.to(x.dtype))).to(x.dtype)
 
 
-def _softmax(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+def _softmax(x: Tensor, axis: int = -1) -> Value:
     """exp(x - max) / sum, each stored in the dtype of x."""
-    x, axis = inputs[0], attribute(node, "axis", -1)
-    shifted = x - x.amax(axis, keepdim=True)
-    powers = torch.exp(wide(shifted)).to(x.dtype)
+    powers = torch.exp(wide(x - x.amax(axis, keepdim=True))).to(x.dtype)
     total = wide(powers).sum(axis, keepdim=True).to(x.dtype)
-    return ((wide(powers) / wide(total)).to(x.dtype),)
+    return (wide(powers) / wide(total)).to(x.dtype)
 
 
-def _argmax(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x, axis = inputs[0], attribute(node, "axis", 0)
-    if attribute(node, "select_last_index", 0):
-        index = x.shape[axis] - 1 - torch.argmax(x.flip(axis), axis)
-    else:
-        index = torch.argmax(x, axis)
-    return (index.unsqueeze(axis) if attribute(node, "keepdims", 1) else index,)
+def _argmax(x: Tensor, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Value:
+    index = torch.argmax(x.flip(axis) if select_last_index else x, axis, keepdim=bool(keepdims))
+    return x.shape[axis] - 1 - index if select_last_index else index
 
 
-def _reshape(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x, shape = inputs[0], inputs[1].tolist()
-    if not attribute(node, "allowzero", 0):
-        shape = [x.shape[i] if size == 0 else size for i, size in enumerate(shape)]
-    return (torch.reshape(x, shape),)
+def _reshape(x: Tensor, shape: Tensor, allowzero: int = 0) -> Value:
+    sizes = enumerate(shape.tolist())
+    return x.reshape([size if size or allowzero else x.shape[i] for i, size in sizes])
 
 
-def _transpose(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x = inputs[0]
-    return (x.permute(attribute(node, "perm", tuple(reversed(range(x.ndim))))),)
-
-
-def _unsqueeze(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x = inputs[0]
-    axes = inputs[1].tolist()
-    for axis in sorted(axis % (x.ndim + len(axes)) for axis in axes):
+def _unsqueeze(x: Tensor, axes: Tensor) -> Value:
+    for axis in sorted(axis % (x.ndim + len(axes)) for axis in axes.tolist()):
         x = x.unsqueeze(axis)
-    return (x,)
+    return x
 
 
-def _squeeze(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x = inputs[0]
-    axes = _axes(node, inputs, x.ndim)
-    return (x.squeeze() if axes is None else x.squeeze(tuple(axes)),)
-
-
-def _split(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x, axis = inputs[0], attribute(node, "axis", 0)
-    if len(inputs) > 1 and inputs[1] is not None:
-        return tuple(torch.split(x, inputs[1].tolist(), axis))
-    parts, size = len(node.outputs), x.shape[axis]
-    each = -(-size // parts)
-    sizes = [max(0, min(each, size - i * each)) for i in range(parts)]
-    return tuple(torch.split(x, sizes, axis))
-
-
-def _slice(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x, starts, ends, axes, steps = (*inputs, None, None)[:5]
-    first = starts.tolist()
-    which = range(len(first)) if axes is None else axes.tolist()
-    strides = [1] * len(first) if steps is None else steps.tolist()
-    for axis, start, end, step in zip(which, first, ends.tolist(), strides, strict=True):
+def _slice(
+    x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None
+) -> Value:
+    which = range(len(starts)) if axes is None else axes.tolist()
+    strides = [1] * len(starts) if steps is None else steps.tolist()
+    for axis, start, end, step in zip(which, starts.tolist(), ends.tolist(), strides, strict=True):
         size = x.shape[axis]
         picked = range(*slice(start, end if step > 0 or end >= -size else None, step).indices(size))
         x = x.index_select(axis, torch.tensor(list(picked), dtype=torch.int64))
-    return (x,)
+    return x
 
 
-def _gather(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x, indices = inputs
-    axis = attribute(node, "axis", 0) % x.ndim
+def _gather(x: Tensor, indices: Tensor, axis: int = 0) -> Value:
+    axis %= x.ndim
     chosen = torch.where(indices < 0, indices + x.shape[axis], indices).to(torch.int64)
     picked = x.index_select(axis, chosen.reshape(-1))
-    return (picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]),)
+    return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
-def _shape(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    shape = inputs[0].shape[attribute(node, "start", 0) : attribute(node, "end", None)]
-    return (torch.tensor(list(shape), dtype=torch.int64),)
+def _split(
+    node: ir.Node, x: Tensor, sizes: Tensor | None = None, axis: int = 0, **parts: int
+) -> Value:
+    if sizes is not None:
+        return torch.split(x, sizes.tolist(), axis)
+    count, size = len(node.outputs), x.shape[axis]
+    each = -(-size // count)
+    return torch.split(x, [max(0, min(each, size - i * each)) for i in range(count)], axis)
 
 
-def _expand(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    x, shape = inputs[0], inputs[1].tolist()
-    return (x.expand(np.broadcast_shapes(tuple(x.shape), tuple(shape))),)
-
-
-def _concat(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    return (torch.cat(list(inputs), attribute(node, "axis", 0)),)
-
-
-def _constant(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    return (to_value(node.attributes["value"].as_tensor().numpy()),)
-
-
-def _cast(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    dtype = TORCH_DTYPES.get(ir.DataType(node.attributes["to"].as_int()))
-    if dtype is None or not isinstance(inputs[0], Tensor):
-        return reference(node, inputs)
-    return (inputs[0].to(dtype),)
+def _cast(node: ir.Node, x: Value, *, to: int, **rounding: Any) -> Value:
+    dtype = TORCH_DTYPES.get(ir.DataType(to))
+    return reference(node, x) if dtype is None or not isinstance(x, Tensor) else x.to(dtype)
 
 
 # Attributes of Attention that change nothing, as exporters write them.
 PLAIN = {"is_causal": 0, "qk_matmul_output_mode": 0, "softcap": 0.0}
 
 
-def _attention(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+def _attention(
+    node: ir.Node, *inputs: Value, scale: float | None = None, **attributes: Any
+) -> Value:
     """softmax(Q K^T scale) V as a fused kernel computes it, in its plain form."""
-    given = {name: a.value for name, a in node.attributes.items() if name != "scale"}
-    plain = len(inputs) == 3 and len(node.outputs) == 1 and given.items() <= PLAIN.items()
+    plain = len(inputs) == 3 and len(node.outputs) == 1 and attributes.items() <= PLAIN.items()
     if not plain or inputs[0].ndim != 4 or inputs[0].shape[1] != inputs[1].shape[1]:
-        return reference(node, inputs)
+        return reference(node, *inputs)
     q, k, v = inputs
-    scale = attribute(node, "scale", q.shape[-1] ** -0.5)
-    return (fused_attention(wide(q), wide(k), wide(v), scale, q.dtype),)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    return fused_attention(wide(q), wide(k), wide(v), factor, q.dtype)
 
 
-def reference(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+def reference(node: ir.Node, *inputs: Value, **_: Any) -> Value:
     """The operator as ONNX's reference implementation computes it."""
     proto = onnx.helper.make_node(
         node.op_type,
@@ -336,37 +274,41 @@ def reference(node: ir.Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
 
 
 OPERATORS: dict[str, Operator] = {
-    "Add": elementwise(torch.add),
-    "ArgMax": _argmax,
+    "Add": rounded(torch.add),
+    "ArgMax": exact(_argmax),
     "Attention": _attention,
     "Cast": _cast,
-    "Clip": _clip,
-    "Concat": _concat,
-    "Constant": _constant,
-    "Cos": elementwise(torch.cos),
-    "Div": elementwise(_divide),
-    "Expand": _expand,
-    "Gather": _gather,
-    "Gelu": _gelu,
-    "Gemm": _gemm,
-    "LayerNormalization": _layer_norm,
-    "MatMul": _matmul,
-    "Max": _max,
-    "Mul": elementwise(torch.mul),
-    "Neg": elementwise(torch.neg),
-    "ReduceL2": _reduce_l2,
-    "Reshape": _reshape,
+    "Clip": rounded(_clip),
+    "Concat": exact(lambda *inputs, axis=0: torch.cat(inputs, axis)),
+    "Constant": exact(lambda value: to_value(value.numpy())),
+    "Cos": rounded(torch.cos),
+    "Div": rounded(_divide),
+    "Expand": exact(lambda x, shape: x.expand(np.broadcast_shapes(x.shape, shape.tolist()))),
+    "Gather": exact(_gather),
+    "Gelu": rounded(F.gelu),
+    "Gemm": rounded(_gemm),
+    "LayerNormalization": exact(_layer_norm),
+    "MatMul": rounded(torch.matmul),
+    "Max": rounded(lambda *values: functools.reduce(torch.maximum, values)),
+    "Mul": rounded(torch.mul),
+    "Neg": rounded(torch.neg),
+    "ReduceL2": exact(_reduce_l2),
+    "Reshape": exact(_reshape),
     "RotaryEmbedding": reference,
-    "Shape": _shape,
-    "Sigmoid": elementwise(torch.sigmoid),
-    "Sin": elementwise(torch.sin),
-    "Slice": _slice,
-    "Softmax": _softmax,
+    "Shape": exact(
+        lambda x, start=0, end=None: torch.tensor(x.shape[start:end], dtype=torch.int64)
+    ),
+    "Sigmoid": rounded(torch.sigmoid),
+    "Sin": rounded(torch.sin),
+    "Slice": exact(_slice),
+    "Softmax": exact(_softmax),
     "Split": _split,
-    "Squeeze": _squeeze,
-    "Tanh": elementwise(torch.tanh),
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
+    "Squeeze": exact(
+        lambda x, axes=None: x.squeeze(tuple(range(x.ndim) if axes is None else axes.tolist()))
+    ),
+    "Tanh": rounded(torch.tanh),
+    "Transpose": exact(lambda x, perm=None: x.permute(perm or [*range(x.ndim)][::-1])),
+    "Unsqueeze": exact(_unsqueeze),
 }
 
 
@@ -380,7 +322,9 @@ def operator(node: ir.Node) -> Operator:
     if found is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         raise ArtifactError(
-            "the evaluator has no such operator", tensor=node.name, got=name,
+            "the evaluator has no such operator",
+            tensor=node.name,
             expected=", ".join(OPERATORS),
-        )  # fmt: skip
+            got=name,
+        )
     return found

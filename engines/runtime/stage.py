@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -71,12 +70,7 @@ class RuntimeStage(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

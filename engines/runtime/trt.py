@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
+from engines.runtime.stage import RuntimeStage
 from engines.tensorrt.cache import RuntimeCache
-from engines.tensorrt.device import Cuda, Device
+from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import LIBRARIES, load_library, make_logger
 from engines.tensorrt.stream import Stream
 from ldlm.errors import ArtifactError, EngineRunError
@@ -26,7 +26,7 @@ class Scratch:
             pointer of its own time.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Cuda) -> None:
         self._device = device
         self.pointer, self.size, self.generation = 0, 0, 0
 
@@ -45,13 +45,6 @@ class Scratch:
             self._device.free(pointer)
 
 
-class Closable(Protocol):
-    """What a runtime closes with itself."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
-
-
 class TrtRuntime:
     """A TensorRT library, one GPU, one stream and the scratch memory that its stages share.
 
@@ -63,19 +56,19 @@ class TrtRuntime:
         module: the library, if it is loaded already.
 
     Attributes:
-        opened: the engines that are in use; closed with it.
+        opened: the stages that are in use; closed with it.
 
     Raises:
         ProviderError: no library, no driver or no GPU.
     """
 
-    def __init__(self, name: str, device: Device | None = None, module: Any = None) -> None:
+    def __init__(self, name: str, device: Cuda | None = None, module: Any = None) -> None:
         self.name, self.library = name, LIBRARIES[name]
         self.trt = load_library(name) if module is None else module
-        self.device: Device = Cuda() if device is None else device
+        self.device: Cuda = Cuda() if device is None else device
         self.stream = Stream(self.device)
         self.scratch = Scratch(self.device)
-        self.opened: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.opened: weakref.WeakSet[RuntimeStage] = weakref.WeakSet()
         self._messages = make_logger(self.trt, log.warning)
         self._runtime = self.trt.Runtime(self._messages)
 
@@ -129,9 +122,9 @@ class TrtRuntime:
         return settings
 
     def close(self) -> None:
-        """Close its engines, and give back the scratch memory and the library's runtime."""
-        for engine in list(self.opened):
-            engine.close()
+        """Close its stages, and give back the scratch memory and the library's runtime."""
+        for stage in list(self.opened):
+            stage.close()
         with self.stream.turn():
             self.scratch.release()
         self._runtime = None
@@ -139,10 +132,5 @@ class TrtRuntime:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

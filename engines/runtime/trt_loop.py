@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from engines.runtime.pool import Lease
 from engines.runtime.stage import check_inputs
 from engines.runtime.step_tables import Chunk, chunks
-from engines.runtime.trt_binding import Binding, LoadedEngine, Sizes
-from engines.runtime.trt_stage import TrtStage
-from engines.tensorrt.device import Device
+from engines.runtime.trt_stage import Binding, Sizes, TrtStage
+from engines.tensorrt.device import Cuda
 from engines.tensorrt.stream import DeviceArray, Stream
 from export.stages import BATCH
 from ldlm.errors import SamplerError
@@ -45,7 +44,7 @@ class TrtLoop:
 
     def __init__(self, conditioning: TrtStage, step: TrtStage) -> None:
         self._conditioning, self._step = conditioning, step
-        self._idle = step.engine.pool()
+        self._idle = step.pool()
 
     def __call__(self, table: StepTable) -> Steps:
         """Compute the tables of every step, on the device; see `ldlm.sampler.Loop`.
@@ -64,7 +63,7 @@ class TrtLoop:
         self, tables: Sequence[Tables], noise: NoiseStream
     ) -> Generator[LoopStep, None, None]:
         sizes = self._checked(noise)
-        lease = self._idle.take(noise.shape, lambda: State(self._step.engine, sizes))
+        lease = self._idle.take(noise.shape, lambda: State(self._step, sizes))
         with lease as state:
             held = weakref.ref(lease)
             try:
@@ -120,8 +119,8 @@ class State(Binding):
         launches: steps since it began.
     """
 
-    def __init__(self, engine: LoadedEngine, sizes: Sizes) -> None:
-        super().__init__(engine, sizes)
+    def __init__(self, stage: TrtStage, sizes: Sizes) -> None:
+        super().__init__(stage, sizes)
         self.slots = [Slot(self._stream, self.memory["noise"].shape) for _ in range(2)]
         self.launches = 0
 
@@ -191,7 +190,7 @@ class Tables:
 
     def __init__(self, conditioning: TrtStage, chunk: Chunk) -> None:
         self.chunk = chunk
-        stream = conditioning.engine.runtime.stream
+        stream = conditioning.runtime.stream
         made = conditioning.enqueue(chunk.t)
         with stream.turn():
             modulations = stream.allocate(made.shape, made.dtype.name)
@@ -217,7 +216,7 @@ class Slot:
     """
 
     def __init__(self, stream: Stream, shape: tuple[int, ...]) -> None:
-        self._device: Device = stream.device
+        self._device: Cuda = stream.device
         with stream.turn():
             self.noise = self._device.pinned(int(np.prod(shape))).reshape(shape)
             self.begin, self.end = self._device.event(), self._device.event()

@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from engines.tensorrt.device import Device
+from engines.tensorrt.device import Cuda
 from ldlm import files
 
 log = logging.getLogger(__name__)
 
 
-def cache_file(what: str, version: str, device: Device) -> Path:
+def cache_file(what: str, version: str, device: Cuda) -> Path:
     """A file in the user's cache folder, for one GPU and one version of a library."""
     gpu = "".join(c if c.isalnum() else "-" for c in f"{device.name}-{device.sm}")
     return files.cache_folder() / f"{what}-{version}-{gpu}.cache"
@@ -31,7 +31,7 @@ class RuntimeCache:
         self._saved = b""
 
     @classmethod
-    def of(cls, engine_sha256: str, version: str, device: Device) -> RuntimeCache:
+    def of(cls, engine_sha256: str, version: str, device: Cuda) -> RuntimeCache:
         """The cache of an engine on a GPU, in the user's cache folder."""
         return cls(cache_file(engine_sha256[:16], version, device))
 

@@ -6,8 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,86 +17,15 @@ Array = NDArray[Any]
 Float32s = NDArray[np.float32]
 
 
-class Device(Protocol):
-    """A GPU as the stages see it; pointers and handles are plain integers.
-
-    Attributes:
-        index: which of the machine's GPUs.
-        sm: its compute capability, such as "sm89".
-        name: as the driver has it.
-    """
-
-    index: int
-    sm: str
-    name: str
-
-    def use(self) -> None:
-        """Make it the calling thread's GPU: a new thread has the machine's first one."""
-
-    def allocate(self, size: int) -> int:
-        """Device memory of `size` bytes, 256-byte aligned."""
-
-    def free(self, pointer: int) -> None:
-        """Give memory back."""
-
-    def stream(self) -> int:
-        """A new stream."""
-
-    def pinned(self, size: int) -> Float32s:
-        """[size] in page-locked host memory; an upload reads it when its turn comes, not before."""
-
-    def upload(self, pointer: int, array: Array, stream: int) -> None:
-        """Copy a contiguous array to the device, in stream order.
-
-        One that is not pinned may be changed as soon as this returns.
-        """
-
-    def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        """Copy within the device, in stream order."""
-
-    def download(self, array: Array, pointer: int, stream: int) -> None:
-        """Copy from the device into a contiguous array, after all earlier work of the stream."""
-
-    def synchronize(self, stream: int) -> None:
-        """Wait until the stream has done its work."""
-
-    def event(self) -> int:
-        """A new event, a mark in a stream's work."""
-
-    def record(self, event: int, stream: int) -> None:
-        """Put an event behind the work that the stream has so far."""
-
-    def wait(self, event: int) -> None:
-        """Wait until the device has reached an event."""
-
-    def elapsed(self, first: int, second: int) -> float:
-        """Seconds from one event to another, both of them reached."""
-
-    def drop(self, event: int) -> None:
-        """Destroy an event."""
-
-    def capture(self, stream: int) -> Any:
-        """A context: what is enqueued in it is recorded, not run; see `Captured`."""
-
-    def launch(self, graph: int, stream: int) -> None:
-        """Run a captured graph."""
-
-    def forget(self, graph: int) -> None:
-        """Destroy a captured graph."""
-
-
-@dataclass
-class Captured:
-    """The graph that a capture has recorded: set when its context ends."""
-
-    graph: int = 0
-
-
 class Cuda:
-    """`Device` on CUDA's runtime.
+    """A GPU, by CUDA's runtime; pointers and handles are plain integers.
 
     Args:
-        index: which GPU.
+        index: which of the machine's GPUs.
+
+    Attributes:
+        sm: its compute capability, such as "sm89".
+        name: as the driver has it.
 
     Raises:
         ProviderError: no CUDA bindings, no driver, or no such GPU.
@@ -107,11 +35,8 @@ class Cuda:
         try:
             from cuda.bindings import runtime
         except ImportError as error:
-            raise ProviderError(
-                "TensorRT needs CUDA's Python bindings",
-                got=str(error),
-                remedy=installs("rtx"),
-            ) from error
+            problem = "TensorRT needs CUDA's Python bindings"
+            raise ProviderError(problem, got=str(error), remedy=installs("rtx")) from error
         self._lib, self.index = runtime, index
         self._call("cudaSetDevice", index, error=ProviderError)
         properties = self._call("cudaGetDeviceProperties", index)
@@ -133,19 +58,23 @@ class Cuda:
         return results[0] if len(results) == 1 else results
 
     def use(self) -> None:
+        """Make it the calling thread's GPU: a new thread has the machine's first one."""
         self._call("cudaSetDevice", self.index)
 
     def allocate(self, size: int) -> int:
+        """Device memory of `size` bytes, 256-byte aligned."""
         return int(self._call("cudaMalloc", max(size, 1)))
 
     def free(self, pointer: int) -> None:
+        """Give memory back."""
         self._call("cudaFree", pointer)
 
     def stream(self) -> int:
-        flags = self._lib.cudaStreamNonBlocking
-        return int(self._call("cudaStreamCreateWithFlags", flags))
+        """A new stream."""
+        return int(self._call("cudaStreamCreateWithFlags", self._lib.cudaStreamNonBlocking))
 
     def pinned(self, size: int) -> Float32s:
+        """[size] in page-locked host memory; an upload reads it when its turn comes, not before."""
         pointer = int(self._call("cudaMallocHost", 4 * size))
         memory = (ctypes.c_float * size).from_address(pointer)
         # Arrays over it keep it alive.
@@ -153,39 +82,52 @@ class Cuda:
         return np.ctypeslib.as_array(memory)
 
     def upload(self, pointer: int, array: Array, stream: int) -> None:
+        """Copy a contiguous array to the device, in stream order.
+
+        One that is not pinned may be changed as soon as this returns.
+        """
         kind = self._lib.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", pointer, array.ctypes.data, array.nbytes, kind, stream)
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy within the device, in stream order."""
         kind = self._lib.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self._call("cudaMemcpyAsync", target, source, size, kind, stream)
 
     def download(self, array: Array, pointer: int, stream: int) -> None:
+        """Copy from the device into a contiguous array, after all earlier work of the stream."""
         kind = self._lib.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", array.ctypes.data, pointer, array.nbytes, kind, stream)
         self.synchronize(stream)
 
     def synchronize(self, stream: int) -> None:
+        """Wait until the stream has done its work."""
         self._call("cudaStreamSynchronize", stream)
 
     def event(self) -> int:
+        """A new event, a mark in a stream's work."""
         return int(self._call("cudaEventCreate"))
 
     def record(self, event: int, stream: int) -> None:
+        """Put an event behind the work that the stream has so far."""
         self._call("cudaEventRecord", event, stream)
 
     def wait(self, event: int) -> None:
+        """Wait until the device has reached an event."""
         self._call("cudaEventSynchronize", event)
 
     def elapsed(self, first: int, second: int) -> float:
+        """Seconds from one event to another, both of them reached."""
         return 1e-3 * float(self._call("cudaEventElapsedTime", first, second))
 
     def drop(self, event: int) -> None:
+        """Destroy an event."""
         self._call("cudaEventDestroy", event)
 
     @contextmanager
-    def capture(self, stream: int) -> Iterator[Captured]:
-        captured = Captured()
+    def capture(self, stream: int) -> Iterator[list[int]]:
+        """A context: what is enqueued in it is recorded, not run; it gives the graph at its end."""
+        captured: list[int] = []
         mode = self._lib.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", stream, mode)
         try:
@@ -195,12 +137,14 @@ class Cuda:
             raise
         graph = self._call("cudaStreamEndCapture", stream)
         try:
-            captured.graph = int(self._call("cudaGraphInstantiate", graph, 0))
+            captured.append(int(self._call("cudaGraphInstantiate", graph, 0)))
         finally:
             self._call("cudaGraphDestroy", graph)
 
     def launch(self, graph: int, stream: int) -> None:
+        """Run a captured graph."""
         self._call("cudaGraphLaunch", graph, stream)
 
     def forget(self, graph: int) -> None:
+        """Destroy a captured graph."""
         self._call("cudaGraphExecDestroy", graph)

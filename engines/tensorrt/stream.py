@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.tensorrt.device import Device
+from engines.tensorrt.device import Cuda
 from ldlm.errors import EngineRunError, StageInputError
 
 Array = NDArray[Any]
@@ -28,7 +28,7 @@ class Stream:
         handle: as the device's functions take it; to be used in a turn.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Cuda) -> None:
         self.device, self.handle = device, device.stream()
         self._lock = threading.Lock()
         self._waiting: deque[Callable[[], object]] = deque()

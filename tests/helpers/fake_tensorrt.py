@@ -27,7 +27,7 @@ from engines.artifacts import manifest as manifests
 from engines.runtime.ort import OrtStage
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
-from engines.tensorrt.device import Captured
+from engines.tensorrt.device import Cuda
 from export.stages import DYNAMIC, StageSpec, compiled, stage
 from ldlm.errors import EngineRunError
 
@@ -44,8 +44,8 @@ def at(pointer: int, shape: tuple[int, ...], dtype: str) -> Array:
 Work = Callable[[], object]
 
 
-class FakeDevice:
-    """`engines.tensorrt.device.Device` in host memory, and what was done with it.
+class FakeDevice(Cuda):
+    """`engines.tensorrt.device.Cuda` in host memory, and what was done with it.
 
     As lazy as a device may be: work is done when someone waits for it, and no sooner, in the order
     in which all threads have enqueued it. Memory is filled with NaN, also when it is freed. What
@@ -136,16 +136,16 @@ class FakeDevice:
         del self.events[event]
 
     @contextmanager
-    def capture(self, stream: int) -> Iterator[Captured]:
-        captured = Captured()
+    def capture(self, stream: int) -> Iterator[list[int]]:
+        captured: list[int] = []
         self.recording, self._capturing = [], threading.get_ident()
         try:
             yield captured
             if not self.can_capture:
                 raise EngineRunError("a CUDA call failed", got="cudaErrorStreamCaptureInvalidated")
             self.captures += 1
-            captured.graph = self.captures
-            self.graphs[captured.graph] = self.recording
+            captured.append(self.captures)
+            self.graphs[self.captures] = self.recording
         finally:
             self.recording = self._capturing = None
 
