@@ -14,10 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from engines.artifacts.ingredients import installed_version
 from engines.tensorrt.targets import NO_RTX, RTX_SMS
@@ -64,8 +65,9 @@ class Gpu:
 def examine(folder: Path = Path()) -> list[Finding]:
     """Look at everything; `folder` is where artifacts would be written."""
     gpus = list_gpus()
+    system = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     return [
-        _python(),
+        Finding(GOOD, "Python", system, "everything here runs on it"),
         _torch(),
         _gpu(gpus),
         *_onnxruntime(),
@@ -83,92 +85,66 @@ def list_gpus() -> list[Gpu]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    fields = "name,compute_cap,driver_version,memory.total"
-    asked = [tool, f"--query-gpu={fields}", "--format=csv,noheader"]
+    asked = "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader"
     try:
-        text = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+        done = subprocess.run(
+            [tool, *asked], capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [[item.strip() for item in line.split(",")] for line in text.splitlines()]
-    return [
-        Gpu(name, "sm" + capability.replace(".", ""), driver, memory)
-        for name, capability, driver, memory in (row for row in rows if len(row) == 4)
-    ]
-
-
-def _python() -> Finding:
-    good = sys.version_info >= (3, 11) and os.name == "posix"
-    return Finding(
-        GOOD if good else MISSING,
-        "Python",
-        f"{platform.python_version()}, {platform.system()} {platform.machine()}",
-        "everything here runs on it" if good else "3.11 or newer on Linux or macOS is needed",
-        "" if good else "install a newer Python",
-    )
+    # Four fields to a line; whatever else is printed is no GPU.
+    rows = (line.split(", ") for line in done.stdout.splitlines())
+    gpus = (row for row in rows if len(row) == 4)
+    return [Gpu(name, f"sm{sm.replace('.', '')}", driver, ram) for name, sm, driver, ram in gpus]
 
 
 def _torch() -> Finding:
     found = installed_version("torch")
     if found is None:
-        return Finding(
-            PARTLY, "torch", "not installed",
-            "sampling from artifacts works; init, export, verify and evaluate need it",
-            installs("build"),
-        )  # fmt: skip
-    cuda = _torch_cuda()
-    return Finding(
-        GOOD, "torch", f"{found}, {f'CUDA {cuda}' if cuda else 'CPU build'}",
-        "init, export, verify and the reference sampler run on the CPU",
-    )  # fmt: skip
+        means = "sampling from artifacts works; init, export, verify and evaluate need it"
+        return Finding(PARTLY, "torch", "not installed", means, installs("build"))
+    means = "init, export, verify and the reference sampler run on the CPU"
+    return Finding(GOOD, "torch", f"{found}, {_torch_build()}", means)
 
 
-def _torch_cuda() -> str | None:
-    """The CUDA that torch was built with, from its version file: importing torch takes seconds."""
+def _torch_build() -> str:
+    """What torch was built for, from its version file: importing torch takes seconds."""
     spec = find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    path = Path(spec.submodule_search_locations[0]) / "version.py"
-    found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", path.read_text("utf-8"), re.MULTILINE)
-    return found.group(1) if found else None
+    text = ""
+    if spec is not None and spec.origin is not None:
+        text = Path(spec.origin).with_name("version.py").read_text("utf-8")
+    found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return f"CUDA {found.group(1)}" if found else "CPU build"
 
 
 def _gpu(gpus: list[Gpu]) -> Finding:
-    if not gpus:
-        return Finding(
-            PARTLY, "GPU", "none that the driver reports",
-            "export, proof and TARGET=rtx builds need none; running an engine, TARGET=trt and "
-            "--provider cuda do",
-            "an NVIDIA GPU and a driver for CUDA 13 (nvidia-smi must list it)",
-        )  # fmt: skip
-    found = "; ".join(f"{g.name}, {g.sm}, {g.memory}, driver {g.driver}" for g in gpus)
-    return Finding(GOOD, "GPU", found, "whether it can be used: see CUDA bindings")
+    if gpus:
+        found = "; ".join(f"{g.name}, {g.sm}, {g.memory}, driver {g.driver}" for g in gpus)
+        return Finding(GOOD, "GPU", found, "whether it can be used: see CUDA bindings")
+    means = "export, proof and TARGET=rtx builds need none; running an engine, TARGET=trt and "
+    means += "--provider cuda do"
+    remedy = "an NVIDIA GPU and a driver for CUDA 13 (nvidia-smi must list it)"
+    return Finding(PARTLY, "GPU", "none that the driver reports", means, remedy)
 
 
 def _onnxruntime() -> Iterator[Finding]:
-    package = next((p for p in ("onnxruntime-gpu", "onnxruntime") if installed_version(p)), None)
-    problem = "not installed" if package is None else _loads("onnxruntime")
-    if package is None or problem is not None:
+    package = "onnxruntime-gpu" if installed_version("onnxruntime-gpu") else "onnxruntime"
+    if problem := _problem(package, "onnxruntime"):
         remedy = "pip install 'ldlm-engines'"
-        yield Finding(MISSING, "onnxruntime", problem or "", "the sampler cannot run", remedy)
+        yield Finding(MISSING, "onnxruntime", problem, "the sampler cannot run", remedy)
         return
-    for name, provider, means in (
-        ("cpu", "CPUExecutionProvider", "the sampler runs on the CPU"),
-        ("cuda", "CUDAExecutionProvider", "the sampler runs on the GPU with --provider cuda"),
+    found = f"{package} {installed_version(package)}"
+    cuda = "a GPU, its driver, and onnxruntime-gpu with the CUDA libraries it names"
+    for name, level, means, remedy in (
+        ("cpu", MISSING, "the sampler runs on the CPU", "reinstall onnxruntime"),
+        ("cuda", PARTLY, "the sampler runs on the GPU with --provider cuda", cuda),
     ):
-        problem = _try_provider(provider)
-        found = f"{package} {installed_version(package)}"
-        if problem is None:
-            yield Finding(GOOD, f"onnxruntime {name}", f"{found}, tried", means)
+        what = f"onnxruntime {name}"
+        if problem := _try_provider(f"{name.upper()}ExecutionProvider"):
+            stops = f"--provider {name} stops with an error; nothing falls back unasked"
+            yield Finding(level, what, f"{found}: {problem}", stops, remedy)
         else:
-            yield Finding(
-                MISSING if name == "cpu" else PARTLY,
-                f"onnxruntime {name}",
-                f"{found}: {problem}",
-                f"--provider {name} stops with an error; nothing falls back unasked",
-                "a GPU, its driver, and onnxruntime-gpu with the CUDA libraries it names"
-                if name == "cuda"
-                else "reinstall onnxruntime",
-            )
+            yield Finding(GOOD, what, f"{found}, tried", means)
 
 
 def _try_provider(provider: str) -> str | None:
@@ -184,52 +160,46 @@ def _try_provider(provider: str) -> str | None:
             session.run(None, {"x": np.zeros(1, np.float32)})
         except Exception as error:  # the library's exceptions share no base but this one
             return str(error).splitlines()[0][:200]
+        said.seek(0)
+        reason = re.search(r"with error: (.*)", said.read().decode(errors="replace"))
     if session.get_providers()[0] == provider:
         return None
     # It starts on the CPU instead, and says why on stderr alone.
-    reason = re.search(r"with error: (.*)", said())
     return f"does not start: {reason.group(1)}" if reason else "does not start"
 
 
-def _integers() -> Finding:
-    """Whether the precision int8 can be faster than float32 on this CPU."""
-    what = "int8 on the CPU"
-    flags = files.read_if_possible(Path("/proc/cpuinfo")).decode().split()
-    if not flags:
-        return Finding(
-            PARTLY, what, "this system does not say what its CPU can do",
-            "--precision int8 runs, in about half the memory; whether it is faster is not known",
-            "ldlm bench --peers ort,ort:int8 tells",
-        )  # fmt: skip
-    found = [name for name in DOT_PRODUCTS if name in flags]
-    if found:
-        return Finding(GOOD, what, ", ".join(found), "int8 has instructions of its own here")
-    return Finding(
-        PARTLY, what, "no dot products of 8-bit integers that are known here",
-        "--precision int8 runs, in about half the memory; it is hardly faster than fp32",
-        "a CPU with VNNI",
-    )  # fmt: skip
-
-
 @contextlib.contextmanager
-def _stderr() -> Iterator[Callable[[], str]]:
-    """Hold back what native code writes to stderr; a function that gives it afterwards."""
+def _stderr() -> Iterator[IO[bytes]]:
+    """A file that takes what native code writes to stderr."""
     with tempfile.TemporaryFile() as file:
         sys.stderr.flush()
         kept = os.dup(2)
         os.dup2(file.fileno(), 2)
-        text = ""
         try:
-            yield lambda: text
+            yield file
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            file.seek(0)
-            text = file.read().decode(errors="replace")
 
 
-def _loads(module: str) -> str | None:
-    """Import a library; what went wrong, or None."""
+def _integers() -> Finding:
+    """Whether the precision int8 can be faster than float32 on this CPU."""
+    what, means = "int8 on the CPU", "--precision int8 runs, in about half the memory; "
+    flags = files.read_if_possible(Path("/proc/cpuinfo")).decode().split()
+    if not flags:
+        found = "this system does not say what its CPU can do"
+        means += "whether it is faster is not known"
+        return Finding(PARTLY, what, found, means, "ldlm bench --peers ort,ort:int8 tells")
+    if known := [name for name in DOT_PRODUCTS if name in flags]:
+        return Finding(GOOD, what, ", ".join(known), "int8 has instructions of its own here")
+    found = "no dot products of 8-bit integers that are known here"
+    return Finding(PARTLY, what, found, f"{means}it is hardly faster than fp32", "a CPU with VNNI")
+
+
+def _problem(package: str, module: str) -> str | None:
+    """Import an installed library; what went wrong, or None."""
+    if installed_version(package) is None:
+        return "not installed"
     try:
         importlib.import_module(module)
     except (ImportError, OSError) as error:
@@ -238,60 +208,47 @@ def _loads(module: str) -> str | None:
 
 
 def _rtx(gpus: list[Gpu]) -> Finding:
-    found = installed_version("tensorrt-rtx")
-    problem = "not installed" if found is None else _loads("tensorrt_rtx")
-    if found is None or problem is not None:
-        return Finding(
-            PARTLY, "TensorRT-RTX", problem or "",
-            "no TARGET=rtx: engines can neither be built nor run",
-            f"to build: {installs('build')}; to run: {installs('rtx')}; Linux x86-64",
-        )  # fmt: skip
-    targets = " ".join(sm.removeprefix("sm") for sm in RTX_SMS)
-    builds = f"TARGET=rtx builds for SM {targets}"
-    first = gpus[0].sm if gpus else None  # the one that the runtime takes
+    what = "TensorRT-RTX"
+    if problem := _problem("tensorrt-rtx", "tensorrt_rtx"):
+        means = "no TARGET=rtx: engines can neither be built nor run"
+        remedy = f"to build: {installs('build')}; to run: {installs('rtx')}; Linux x86-64"
+        return Finding(PARTLY, what, problem, means, remedy)
+    found = str(installed_version("tensorrt-rtx"))
+    builds = f"TARGET=rtx builds for SM {' '.join(sm.removeprefix('sm') for sm in RTX_SMS)}"
+    first = gpus[0].sm if gpus else ""  # the one that the runtime takes
     if first in RTX_SMS:
-        return Finding(GOOD, "TensorRT-RTX", found, f"{builds}; runs on {first}")
-    why = NO_RTX.get(first or "", "to run them: a GPU of that list")
-    return Finding(PARTLY, "TensorRT-RTX", found, f"{builds}; runs none here", why)
+        return Finding(GOOD, what, found, f"{builds}; runs on {first}")
+    why = NO_RTX.get(first, "to run them: a GPU of that list")
+    return Finding(PARTLY, what, found, f"{builds}; runs none here", why)
 
 
 def _plain(gpus: list[Gpu]) -> Finding:
-    found = installed_version("tensorrt")
+    what, found = "TensorRT", installed_version("tensorrt")
     if found is None:
-        return Finding(
-            PARTLY, "TensorRT", "not installed", "no TARGET=trt",
-            f"on the GPU that shall run the engine: {installs('tensorrt')}",
-        )  # fmt: skip
+        remedy = f"on the GPU that shall run the engine: {installs('tensorrt')}"
+        return Finding(PARTLY, what, "not installed", "no TARGET=trt", remedy)
     if not gpus:
-        return Finding(
-            PARTLY, "TensorRT", found, "TARGET=trt builds only on the GPU that will run the engine",
-            "an NVIDIA GPU",
-        )  # fmt: skip
-    problem = _loads("tensorrt")
-    if problem is not None:
-        return Finding(MISSING, "TensorRT", problem, "no TARGET=trt", "reinstall tensorrt")
-    return Finding(GOOD, "TensorRT", found, f"TARGET=trt builds and runs for {gpus[0].sm}")
+        means = "TARGET=trt builds only on the GPU that will run the engine"
+        return Finding(PARTLY, what, found, means, "an NVIDIA GPU")
+    if problem := _problem("tensorrt", "tensorrt"):
+        return Finding(MISSING, what, problem, "no TARGET=trt", "reinstall tensorrt")
+    return Finding(GOOD, what, found, f"TARGET=trt builds and runs for {gpus[0].sm}")
 
 
 def _bindings() -> Finding:
     """CUDA from Python: tried, as the runtime does it."""
-    found = installed_version("cuda-bindings")
+    what, found = "CUDA bindings", installed_version("cuda-bindings")
     if found is None or installed_version("cuda-core") is None:
-        return Finding(
-            PARTLY, "CUDA bindings", "not installed", "engines cannot be run",
-            installs("rtx"),
-        )  # fmt: skip
+        return Finding(PARTLY, what, "not installed", "engines cannot be run", installs("rtx"))
     from engines.tensorrt.device import Cuda
 
     try:
         device = Cuda()
     except LDLMError as error:
-        reason = error.details.get("got", error.problem)
-        return Finding(
-            PARTLY, "CUDA bindings", f"{found}: {reason}", "engines cannot be run here",
-            "an NVIDIA GPU and a driver for CUDA 13",
-        )  # fmt: skip
-    return Finding(GOOD, "CUDA bindings", found, f"engines run on {device.name}, {device.sm}")
+        reason = f"{found}: {error.details.get('got', error.problem)}"
+        remedy = "an NVIDIA GPU and a driver for CUDA 13"
+        return Finding(PARTLY, what, reason, "engines cannot be run here", remedy)
+    return Finding(GOOD, what, found, f"engines run on {device.name}, {device.sm}")
 
 
 def _memory() -> Finding:
@@ -299,20 +256,18 @@ def _memory() -> Finding:
     limit = files.read_if_possible(Path("/sys/fs/cgroup/memory.max")).strip()
     if limit.isdigit():  # a container's own
         total = min(total, int(limit))
-    good = total >= MEMORY
-    return Finding(
-        GOOD if good else PARTLY, "memory", f"{total / GB:.1f} GB, {os.cpu_count()} CPUs",
-        "make engines at the published size fits" if good else
-        f"make engines at the published size needs {MEMORY / GB:.0f} GB; PRESET=small fits",
-    )  # fmt: skip
+    found = f"{total / GB:.1f} GB, {os.cpu_count()} CPUs"
+    means = "make engines at the published size "
+    if total >= MEMORY:
+        return Finding(GOOD, "memory", found, f"{means}fits")
+    means += f"needs {MEMORY / GB:.0f} GB; PRESET=small fits"
+    return Finding(PARTLY, "memory", found, means, "a machine with more memory")
 
 
 def _disk(folder: Path) -> Finding:
     free = files.free_bytes(folder)
-    good = free >= DISK
-    return Finding(
-        GOOD if good else PARTLY, "disk", f"{free / GB:.1f} GB free at {folder.resolve()}",
-        "enough for checkpoint, graphs and engines" if good else
-        f"the published size needs {DISK / GB:.0f} GB; PRESET=small fits",
-        "" if good else "choose another --out, or free space",
-    )  # fmt: skip
+    found = f"{free / GB:.1f} GB free at {folder.resolve()}"
+    if free >= DISK:
+        return Finding(GOOD, "disk", found, "enough for checkpoint, graphs and engines")
+    means = f"the published size needs {DISK / GB:.0f} GB; PRESET=small fits"
+    return Finding(PARTLY, "disk", found, means, "choose another --out, or free space")
