@@ -49,7 +49,7 @@ class StageBuild:
     Args:
         trt: the library's module.
         path: the .onnx file, its external data beside it.
-        spec, config: the stage that the file holds.
+        spec: the stage that the file holds.
 
     Attributes:
         network: what TensorRT reads in the file.
@@ -58,15 +58,37 @@ class StageBuild:
         EngineBuildError: TensorRT cannot read it, or an input is unused or not there.
     """
 
-    def __init__(self, trt: Any, path: Path, spec: StageSpec, config: LDLMConfig) -> None:
-        self._trt, self._spec, self._config = trt, spec, config
+    def __init__(self, trt: Any, path: Path, spec: StageSpec) -> None:
+        self._trt, self._spec = trt, spec
         self._started, self._logger = time.perf_counter(), make_logger(trt)
         with held_signals():
             self._builder = trt.Builder(self._logger)
-            self.network = parse(trt, self._builder, path, spec, self._logger)
+            self.network = self._parsed(path)
             _allow_float32_attention(trt, self.network)
 
-    def settings(self, profiles: Profiles) -> Any:
+    def _parsed(self, path: Path) -> Any:
+        """The strongly typed network of an ONNX file."""
+        network = self._builder.create_network(
+            1 << int(self._trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        )
+        parser = self._trt.OnnxParser(network, self._logger)
+        if not parser.parse_from_file(str(path)):
+            problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            got = "; ".join(problems)[:1000]
+            raise EngineBuildError("TensorRT cannot read the graph", stage=self._spec.name, got=got)
+        # A file of noise can parse as an empty network.
+        names = [tensor.name for tensor in self._spec.inputs]
+        found = [network.get_input(i).name for i in range(network.num_inputs)]
+        if found != names:
+            problem = "TensorRT cannot read the graph: other inputs"
+            raise EngineBuildError(problem, stage=self._spec.name, expected=names, got=found)
+        unused = [text for text in self._logger.warnings if "unused" in text.lower()]
+        if unused:
+            problem = "an input of the graph is unused"
+            raise EngineBuildError(problem, stage=self._spec.name, got=unused[0])
+        return network
+
+    def settings(self, config: LDLMConfig, profiles: Profiles) -> Any:
         """The builder's configuration, with all that both libraries share.
 
         Raises:
@@ -78,7 +100,7 @@ class StageBuild:
             # Layers in the engine keep their dtypes, for whoever inspects it.
             settings.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
             for name, ranges in profiles.items():
-                self._add_profile(settings, name, ranges)
+                self._add_profile(settings, config, name, ranges)
         return settings
 
     def compile(
@@ -122,11 +144,13 @@ class StageBuild:
         seconds = time.perf_counter() - self._started
         return BuiltEngine(bytes(plan), tuple(sms), dict(refused or {}), builder, seconds)
 
-    def _add_profile(self, settings: Any, name: str, ranges: Mapping[str, AxisRange]) -> None:
+    def _add_profile(
+        self, settings: Any, config: LDLMConfig, name: str, ranges: Mapping[str, AxisRange]
+    ) -> None:
         profile = self._builder.create_optimization_profile()
         for tensor in self._spec.inputs:
             sizes = ({a: getattr(ranges[a], p) for a in DYNAMIC} for p in ("min", "opt", "max"))
-            profile.set_shape(tensor.name, *(tensor.shape(self._config, at) for at in sizes))
+            profile.set_shape(tensor.name, *(tensor.shape(config, at) for at in sizes))
         # It takes sizes out of order without a word, and then gives no index.
         if settings.add_optimization_profile(profile) < 0:
             raise EngineBuildError(
@@ -189,35 +213,6 @@ def _make_monitor(trt: Any, progress: Progress | None, stop: Stop) -> Any:
             self.steps.pop(phase, None)
 
     return Monitor()
-
-
-def parse(trt: Any, builder: Any, path: Path, spec: StageSpec, logger: Any) -> Any:
-    """The strongly typed network of an ONNX file.
-
-    Raises:
-        EngineBuildError: TensorRT cannot read it, or an input is unused or not there.
-    """
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(path)):
-        problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-        raise EngineBuildError(
-            "TensorRT cannot read the graph", stage=spec.name, got="; ".join(problems)[:1000]
-        )
-    # A file of noise can parse as an empty network.
-    names = [tensor.name for tensor in spec.inputs]
-    found = [network.get_input(i).name for i in range(network.num_inputs)]
-    if found != names:
-        raise EngineBuildError(
-            "TensorRT cannot read the graph: other inputs",
-            stage=spec.name,
-            expected=names,
-            got=found,
-        )
-    unused = [text for text in logger.warnings if "unused" in text.lower()]
-    if unused:
-        raise EngineBuildError("an input of the graph is unused", stage=spec.name, got=unused[0])
-    return network
 
 
 def layers(network: Any) -> Iterator[Any]:

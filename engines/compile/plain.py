@@ -30,18 +30,15 @@ def build_engine_here(
     """Compile one stage for the GPU at hand.
 
     Args:
-        path: the .onnx file, its external data beside it.
-        spec, config: the stage that the file holds.
+        path, spec, config, profiles, progress: as for `engines.compile.rtx.build_engine`.
         trt: the library's module.
         device: the GPU.
-        profiles: by name, in the engine's order: allowed sizes per dynamic axis.
-        progress: told (phase, step, steps) as the build goes on.
 
     Raises:
         EngineBuildError: the graph or a profile is refused.
     """
-    build = StageBuild(trt, path, spec, config)
-    settings = build.settings(profiles)
+    build = StageBuild(trt, path, spec)
+    settings = build.settings(config, profiles)
     cache = cache_file("timing", str(trt.__version__), device)
     # What earlier builds on this GPU measured; nothing if it does not fit.
     known = files.read_if_possible(cache)

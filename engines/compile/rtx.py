@@ -11,14 +11,7 @@ from typing import Any
 
 import tensorrt_rtx as trt
 
-from engines.compile.network import (
-    BuiltEngine,
-    Progress,
-    StageBuild,
-    held_signals,
-    layers,
-    parse,
-)
+from engines.compile.network import BuiltEngine, Progress, StageBuild, layers
 from engines.tensorrt.library import make_logger
 from engines.tensorrt.profiles import Profiles
 from engines.tensorrt.targets import NO_BFLOAT16, NO_FLOAT32_MATMUL
@@ -51,7 +44,7 @@ def build_engine(
     Raises:
         EngineBuildError: the graph, the profile or a target is refused.
     """
-    build = StageBuild(trt, path, spec, config)
+    build = StageBuild(trt, path, spec)
     refused = {sm: reason for sm in sms if (reason := _unsupported(build.network, sm))}
     chosen = tuple(sm for sm in sms if sm not in refused)
     if not chosen or (refused and not skip_unsupported):
@@ -62,7 +55,7 @@ def build_engine(
             expected="another target or precision",
             got=f"{sm}: {reason}",
         )
-    settings = build.settings(profiles)
+    settings = build.settings(config, profiles)
     _set_targets(settings, chosen)
     # All memory is the caller's: what allocates at run time cannot be captured in a graph.
     settings.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
@@ -81,11 +74,9 @@ def layer_dtypes(path: Path, spec: StageSpec) -> list[tuple[str, str]]:
     Raises:
         EngineBuildError: TensorRT cannot read the graph.
     """
-    logger = make_logger(trt)
-    with held_signals():
-        network = parse(trt, trt.Builder(logger), path, spec, logger)
     found = []
-    for layer in layers(network):
+    build = StageBuild(trt, path, spec)
+    for layer in layers(build.network):
         kind, dtype = layer.type.name, layer.get_output(0).dtype.name
         if layer.type == trt.LayerType.ACTIVATION:
             layer.__class__ = trt.IActivationLayer
