@@ -6,21 +6,19 @@ Everything takes the library's module, so that neither is imported here.
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.tensorrt.library import make_logger
 from engines.tensorrt.profiles import Profiles
-from export.stages import BATCH, LENGTH, AxisRange, StageSpec
+from export.stages import DYNAMIC, AxisRange, StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import EngineBuildError
-
-log = logging.getLogger(__name__)
 
 # Told (phase, step, steps) while TensorRT builds.
 Progress = Callable[[str, int, int], None]
@@ -51,7 +49,7 @@ class StageBuild:
     Args:
         trt: the library's module.
         path: the .onnx file, its external data beside it.
-        spec, config: the stage that the file holds.
+        spec: the stage that the file holds.
 
     Attributes:
         network: what TensorRT reads in the file.
@@ -60,15 +58,37 @@ class StageBuild:
         EngineBuildError: TensorRT cannot read it, or an input is unused or not there.
     """
 
-    def __init__(self, trt: Any, path: Path, spec: StageSpec, config: LDLMConfig) -> None:
-        self._trt, self._spec, self._config = trt, spec, config
-        self._logger = make_logger(trt)
+    def __init__(self, trt: Any, path: Path, spec: StageSpec) -> None:
+        self._trt, self._spec = trt, spec
+        self._started, self._logger = time.perf_counter(), make_logger(trt)
         with held_signals():
             self._builder = trt.Builder(self._logger)
-            self.network = parse(trt, self._builder, path, spec, self._logger)
+            self.network = self._parsed(path)
             _allow_float32_attention(trt, self.network)
 
-    def settings(self, profiles: Profiles) -> Any:
+    def _parsed(self, path: Path) -> Any:
+        """The strongly typed network of an ONNX file."""
+        network = self._builder.create_network(
+            1 << int(self._trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        )
+        parser = self._trt.OnnxParser(network, self._logger)
+        if not parser.parse_from_file(str(path)):
+            problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            got = "; ".join(problems)[:1000]
+            raise EngineBuildError("TensorRT cannot read the graph", stage=self._spec.name, got=got)
+        # A file of noise can parse as an empty network.
+        names = [tensor.name for tensor in self._spec.inputs]
+        found = [network.get_input(i).name for i in range(network.num_inputs)]
+        if found != names:
+            problem = "TensorRT cannot read the graph: other inputs"
+            raise EngineBuildError(problem, stage=self._spec.name, expected=names, got=found)
+        unused = [text for text in self._logger.warnings if "unused" in text.lower()]
+        if unused:
+            problem = "an input of the graph is unused"
+            raise EngineBuildError(problem, stage=self._spec.name, got=unused[0])
+        return network
+
+    def settings(self, config: LDLMConfig, profiles: Profiles) -> Any:
         """The builder's configuration, with all that both libraries share.
 
         Raises:
@@ -80,46 +100,57 @@ class StageBuild:
             # Layers in the engine keep their dtypes, for whoever inspects it.
             settings.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
             for name, ranges in profiles.items():
-                self._add_profile(settings, name, ranges)
+                self._add_profile(settings, config, name, ranges)
         return settings
 
-    def compile(self, settings: Any, targets: str, progress: Progress | None = None) -> bytes:
-        """The engine's bytes.
+    def compile(
+        self,
+        settings: Any,
+        library: str,
+        sms: Sequence[str],
+        refused: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> BuiltEngine:
+        """The engine.
 
         Args:
             settings: of `settings`, and what the caller has added.
-            targets: what it is built for, in words.
+            library: the package that builds.
+            sms: the targets.
+            refused: targets that were left out, with the reason.
             progress: told (phase, step, steps) as the build goes on.
 
         Raises:
-            EngineBuildError: there are none, with what TensorRT said.
+            EngineBuildError: there is none, with what TensorRT said.
             BaseException: what stopped the build: a signal, or an exception of `progress`.
         """
-        monitor = make_monitor(self._trt, progress)
-        settings.progress_monitor = monitor
-        with signals(monitor):
+        with held_signals() as stop:
+            monitor = _make_monitor(self._trt, progress, stop)
+            settings.progress_monitor = monitor
             plan = self._builder.build_serialized_network(self.network, settings)
-        if monitor.stopped:
-            raise monitor.stopped
         if plan is None:
             raise EngineBuildError(
                 "TensorRT could not build the engine",
                 stage=self._spec.name,
-                expected=f"targets {targets}",
+                expected=f"targets {', '.join(sms)}",
                 got="; ".join(dict.fromkeys(self._logger.errors))[:1000],
             )
-        return bytes(plan)
+        builder = {
+            "library": library,
+            "version": str(self._trt.__version__),
+            "tf32": "off",
+            "attention": "decomposable in float32",
+        }
+        seconds = time.perf_counter() - self._started
+        return BuiltEngine(bytes(plan), tuple(sms), dict(refused or {}), builder, seconds)
 
-    def _add_profile(self, settings: Any, name: str, ranges: Mapping[str, AxisRange]) -> None:
+    def _add_profile(
+        self, settings: Any, config: LDLMConfig, name: str, ranges: Mapping[str, AxisRange]
+    ) -> None:
         profile = self._builder.create_optimization_profile()
         for tensor in self._spec.inputs:
-            smallest, best, largest = (
-                tensor.shape(
-                    self._config, {axis: getattr(ranges[axis], point) for axis in (BATCH, LENGTH)}
-                )
-                for point in ("min", "opt", "max")
-            )
-            profile.set_shape(tensor.name, smallest, best, largest)
+            sizes = ({a: getattr(ranges[a], p) for a in DYNAMIC} for p in ("min", "opt", "max"))
+            profile.set_shape(tensor.name, *(tensor.shape(config, at) for at in sizes))
         # It takes sizes out of order without a word, and then gives no index.
         if settings.add_optimization_profile(profile) < 0:
             raise EngineBuildError(
@@ -129,113 +160,59 @@ class StageBuild:
             )
 
 
-def make_monitor(trt: Any, progress: Progress | None) -> Any:
-    """Hands TensorRT's progress to a callback; an exception there stops the build.
+class Stop:
+    """What shall stop a build, or nothing."""
 
-    So does a signal: TensorRT discards an exception that is raised inside its callbacks, and a
-    build that the user stopped would run on.
+    reason: BaseException | None = None
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[Stop]:
+    """SIGINT and SIGTERM, and what else stops a build, are raised at the end.
+
+    TensorRT discards an exception that is raised inside its callbacks, and a build that the user
+    stopped would run on. Outside the main thread there are no signals to hold.
     """
-    tell = progress or (lambda *_: None)
+    stop = Stop()
+
+    def note(number: int, _frame: object) -> None:
+        stop.reason = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    old = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if stop.reason is not None:
+        raise stop.reason
+
+
+def _make_monitor(trt: Any, progress: Progress | None, stop: Stop) -> Any:
+    """Hands TensorRT's progress to a callback; an exception there stops the build."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.steps: dict[str, int] = {}
-            self.stopped: BaseException | None = None
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             self.steps[phase] = steps
 
         def step_complete(self, phase: str, step: int) -> bool:
             try:
-                tell(phase, step + 1, self.steps.get(phase, step + 1))
+                if progress:
+                    progress(phase, step + 1, self.steps.get(phase, step + 1))
             except BaseException as error:  # must not pass through C++; raised after the build
-                self.stopped = error
-            return self.stopped is None
+                stop.reason = error
+            return stop.reason is None
 
         def phase_finish(self, phase: str) -> None:
             self.steps.pop(phase, None)
 
     return Monitor()
-
-
-def builder_settings(library: str, trt: Any) -> dict[str, str]:
-    """What the manifest notes of a library and of the settings that both builds share."""
-    return {
-        "library": library,
-        "version": str(trt.__version__),
-        "tf32": "off",
-        "attention": "decomposable in float32",
-    }
-
-
-@contextlib.contextmanager
-def signals(monitor: Any) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `monitor.stopped`; does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _frame: object) -> None:
-        monitor.stopped = (
-            KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-        )
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    old = [signal.signal(number, stop) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, old, strict=True):
-            signal.signal(number, handler)
-
-
-class _Held:
-    """What `signals` found."""
-
-    stopped: BaseException | None = None
-
-
-@contextlib.contextmanager
-def held_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM are raised at the end: inside TensorRT's callbacks they would be lost.
-
-    For what takes moments, such as reading a graph; a build is stopped by `signals`.
-    """
-    held = _Held()
-    with signals(held):
-        yield
-    if held.stopped is not None:
-        raise held.stopped
-
-
-def parse(trt: Any, builder: Any, path: Path, spec: StageSpec, logger: Any) -> Any:
-    """The strongly typed network of an ONNX file.
-
-    Raises:
-        EngineBuildError: TensorRT cannot read it, or an input is unused or not there.
-    """
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(path)):
-        problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-        raise EngineBuildError(
-            "TensorRT cannot read the graph", stage=spec.name, got="; ".join(problems)[:1000]
-        )
-    # A file of noise can parse as an empty network.
-    names = [tensor.name for tensor in spec.inputs]
-    found = [network.get_input(i).name for i in range(network.num_inputs)]
-    if found != names:
-        raise EngineBuildError(
-            "TensorRT cannot read the graph: other inputs",
-            stage=spec.name,
-            expected=names,
-            got=found,
-        )
-    unused = [text for text in logger.warnings if "unused" in text.lower()]
-    if unused:
-        raise EngineBuildError("an input of the graph is unused", stage=spec.name, got=unused[0])
-    return network
 
 
 def layers(network: Any) -> Iterator[Any]:

@@ -5,11 +5,10 @@ For GPUs that TensorRT-RTX does not know, Hopper among them.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
-from engines.compile.network import BuiltEngine, Progress, StageBuild, builder_settings
+from engines.compile.network import BuiltEngine, Progress, StageBuild
 from engines.tensorrt.cache import cache_file
 from engines.tensorrt.device import Cuda
 from engines.tensorrt.profiles import Profiles
@@ -31,32 +30,22 @@ def build_engine_here(
     """Compile one stage for the GPU at hand.
 
     Args:
-        path: the .onnx file, its external data beside it.
-        spec, config: the stage that the file holds.
+        path, spec, config, profiles, progress: as for `engines.compile.rtx.build_engine`.
         trt: the library's module.
         device: the GPU.
-        profiles: by name, in the engine's order: allowed sizes per dynamic axis.
-        progress: told (phase, step, steps) as the build goes on.
 
     Raises:
         EngineBuildError: the graph or a profile is refused.
     """
-    started = time.perf_counter()
-    build = StageBuild(trt, path, spec, config)
-    settings = build.settings(profiles)
-    known = cache_file("timing", str(trt.__version__), device)
-    _use_timing_cache(settings, known)
-    plan = build.compile(settings, device.sm, progress)
+    build = StageBuild(trt, path, spec)
+    settings = build.settings(config, profiles)
+    cache = cache_file("timing", str(trt.__version__), device)
+    # What earlier builds on this GPU measured; nothing if it does not fit.
+    known = files.read_if_possible(cache)
+    if not known or not settings.set_timing_cache(settings.create_timing_cache(known), False):
+        settings.set_timing_cache(settings.create_timing_cache(b""), False)
+    built = build.compile(settings, "tensorrt", [device.sm], progress=progress)
     timings = settings.get_timing_cache()
     if timings is not None:
-        files.write_if_possible(known, bytes(timings.serialize()))
-    made_with = builder_settings("tensorrt", trt)
-    return BuiltEngine(plan, (device.sm,), {}, made_with, time.perf_counter() - started)
-
-
-def _use_timing_cache(settings: Any, path: Path) -> None:
-    """Take up what earlier builds on this GPU measured; begin anew if it does not fit."""
-    known = files.read_if_possible(path)
-    if known and settings.set_timing_cache(settings.create_timing_cache(known), False):
-        return
-    settings.set_timing_cache(settings.create_timing_cache(b""), False)
+        files.write_if_possible(cache, bytes(timings.serialize()))
+    return built

@@ -5,30 +5,19 @@ The decisions: which targets a stage can have, and that its memory is the caller
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorrt_rtx as trt
 
-from engines.compile.network import (
-    BuiltEngine,
-    Progress,
-    StageBuild,
-    builder_settings,
-    held_signals,
-    layers,
-    parse,
-)
+from engines.compile.network import BuiltEngine, Progress, StageBuild, layers
 from engines.tensorrt.library import make_logger
 from engines.tensorrt.profiles import Profiles
 from engines.tensorrt.targets import NO_BFLOAT16, NO_FLOAT32_MATMUL
 from export.stages import StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import EngineBuildError
-
-BUILDER = builder_settings("tensorrt-rtx", trt)
 
 
 def build_engine(
@@ -55,8 +44,7 @@ def build_engine(
     Raises:
         EngineBuildError: the graph, the profile or a target is refused.
     """
-    started = time.perf_counter()
-    build = StageBuild(trt, path, spec, config)
+    build = StageBuild(trt, path, spec)
     refused = {sm: reason for sm in sms if (reason := _unsupported(build.network, sm))}
     chosen = tuple(sm for sm in sms if sm not in refused)
     if not chosen or (refused and not skip_unsupported):
@@ -67,16 +55,15 @@ def build_engine(
             expected="another target or precision",
             got=f"{sm}: {reason}",
         )
-    settings = build.settings(profiles)
+    settings = build.settings(config, profiles)
     _set_targets(settings, chosen)
     # All memory is the caller's: what allocates at run time cannot be captured in a graph.
     settings.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     try:
-        plan = build.compile(settings, ", ".join(chosen), progress)
+        return build.compile(settings, "tensorrt-rtx", chosen, refused, progress)
     except BaseException:
         _settle(chosen)
         raise
-    return BuiltEngine(plan, chosen, refused, BUILDER, time.perf_counter() - started)
 
 
 def layer_dtypes(path: Path, spec: StageSpec) -> list[tuple[str, str]]:
@@ -87,11 +74,9 @@ def layer_dtypes(path: Path, spec: StageSpec) -> list[tuple[str, str]]:
     Raises:
         EngineBuildError: TensorRT cannot read the graph.
     """
-    logger = make_logger(trt)
-    with held_signals():
-        network = parse(trt, trt.Builder(logger), path, spec, logger)
     found = []
-    for layer in layers(network):
+    build = StageBuild(trt, path, spec)
+    for layer in layers(build.network):
         kind, dtype = layer.type.name, layer.get_output(0).dtype.name
         if layer.type == trt.LayerType.ACTIVATION:
             layer.__class__ = trt.IActivationLayer
@@ -102,19 +87,13 @@ def layer_dtypes(path: Path, spec: StageSpec) -> list[tuple[str, str]]:
 
 def _unsupported(network: Any, sm: str) -> str | None:
     """Why TensorRT-RTX cannot compile this network for a target, if it cannot."""
-    if sm in NO_BFLOAT16 and any(
-        layer.get_output(0).dtype == trt.DataType.BF16 for layer in layers(network)
-    ):
+    found = [(layer.type, layer.get_output(0).dtype, layer.name) for layer in layers(network)]
+    if sm in NO_BFLOAT16 and any(dtype == trt.DataType.BF16 for _, dtype, _ in found):
         return "no bfloat16 there"
-    if sm in NO_FLOAT32_MATMUL:
-        found = [
-            layer.name
-            for layer in layers(network)
-            if layer.type == trt.LayerType.MATRIX_MULTIPLY
-            and layer.get_output(0).dtype == trt.DataType.FLOAT
-        ]
-        if found:
-            return f"no float32 matrix product there; the graph has {len(found)}, first {found[0]}"
+    product = (trt.LayerType.MATRIX_MULTIPLY, trt.DataType.FLOAT)
+    names = [name for *kind, name in found if tuple(kind) == product]
+    if sm in NO_FLOAT32_MATMUL and names:
+        return f"no float32 matrix product there; the graph has {len(names)}, first {names[0]}"
     return None
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from engines.tensorrt.library import LIBRARIES
+from engines.tensorrt.library import LIBRARIES, load_library
 from engines.tensorrt.profiles import Profiles
-from engines.tensorrt.targets import RTX, parse_sms
+from engines.tensorrt.targets import RTX, parse_sms, target_of
 from export.stages import StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig
@@ -22,8 +22,6 @@ from ldlm.errors import ConfigError
 
 if TYPE_CHECKING:
     from engines.compile.network import BuiltEngine, Progress
-
-Build = Callable[[Path, StageSpec, LDLMConfig, Profiles, "Progress"], "BuiltEngine"]
 
 
 @dataclass(frozen=True)
@@ -33,18 +31,52 @@ class Target:
     Attributes:
         name: of the folder its engines are in: "rtx", or "trt-sm90".
         library: of `engines.tensorrt.library.LIBRARIES`.
-        asked: devices and settings, in words: engines of another wording are built anew.
-        modules: the code that builds.
-        tools: the packages whose versions matter.
-        build: compiles one stage.
+        devices: that it builds for, in words.
+        options: of the function that builds.
+        unfused: attention is built from single operators, in float32.
     """
 
     name: str
     library: str
-    asked: str
-    modules: tuple[str, ...]
-    tools: tuple[str, ...]
-    build: Build
+    devices: str
+    options: Mapping[str, Any]
+    unfused: bool = False
+
+    @property
+    def asked(self) -> str:
+        """Devices and settings, in words: engines of another wording are built anew."""
+        return self.devices + ", attention unfused" * self.unfused
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The code that builds."""
+        builds = "engines.compile.rtx" if self.library == RTX else "engines.compile.plain"
+        return (builds, *["export.passes.unfuse_attention"] * self.unfused)
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The packages whose versions matter."""
+        return (LIBRARIES[self.library].package,)
+
+    def build(
+        self,
+        path: Path,
+        spec: StageSpec,
+        config: LDLMConfig,
+        profiles: Profiles,
+        progress: Progress,
+    ) -> BuiltEngine:
+        """Compile one stage; see `engines.compile.rtx.build_engine`."""
+        compiled: Callable[..., BuiltEngine]
+        if self.library == RTX:
+            from engines.compile.rtx import build_engine as compiled
+        else:
+            from engines.compile.plain import build_engine_here as compiled
+        options = {"profiles": profiles, "progress": progress, **self.options}
+        with _unfused(path) if self.unfused else contextlib.nullcontext(path) as graph:
+            built = compiled(graph, spec, config, **options)
+        attention = {"attention": "unfused, in float32"} if self.unfused else {}
+        return replace(built, builder={**built.builder, **attention})
 
 
 def chosen_target(target: str = RTX, sms: str = "all", *, unfused: bool = False) -> Target:
@@ -81,21 +113,9 @@ def rtx_target(
         skip_unsupported: leave out, and record, what a stage cannot have.
         unfused: build attention from single operators, in float32.
     """
-
-    def build(
-        path: Path, spec: StageSpec, config: LDLMConfig, profiles: Profiles, progress: Progress
-    ) -> BuiltEngine:
-        from engines.compile.rtx import build_engine
-
-        return build_engine(
-            path, spec, config, sms=sms, profiles=profiles, skip_unsupported=skip_unsupported,
-            progress=progress,
-        )  # fmt: skip
-
-    asked = " ".join(sms) + (" where possible" if skip_unsupported else "")
-    tools = ("tensorrt-rtx",)
-    made = Target(RTX, RTX, asked, ("engines.compile.rtx",), tools, build)
-    return _attention(made, unfused=unfused)
+    devices = " ".join(sms) + " where possible" * skip_unsupported
+    options = {"sms": sms, "skip_unsupported": skip_unsupported}
+    return Target(RTX, RTX, devices, options, unfused)
 
 
 def trt_target(*, unfused: bool = False) -> Target:
@@ -108,40 +128,10 @@ def trt_target(*, unfused: bool = False) -> Target:
         ProviderError: no library, no driver or no GPU.
     """
     from engines.tensorrt.device import Cuda
-    from engines.tensorrt.library import load_library
-    from engines.tensorrt.targets import target_of
 
     trt, device = load_library("trt"), Cuda()
-
-    def build(
-        path: Path, spec: StageSpec, config: LDLMConfig, profiles: Profiles, progress: Progress
-    ) -> BuiltEngine:
-        from engines.compile.plain import build_engine_here
-
-        return build_engine_here(
-            path, spec, config, trt=trt, device=device, profiles=profiles, progress=progress
-        )
-
-    name = target_of("trt", device.sm)
-    made = Target(name, "trt", device.name, ("engines.compile.plain",), ("tensorrt",), build)
-    return _attention(made, unfused=unfused)
-
-
-def _attention(target: Target, *, unfused: bool) -> Target:
-    """The same target, with attention in the form that is asked for."""
-    if not unfused:
-        return target
-
-    def build(
-        path: Path, spec: StageSpec, config: LDLMConfig, profiles: Profiles, progress: Progress
-    ) -> BuiltEngine:
-        with _unfused(path) as changed:
-            built = target.build(changed, spec, config, profiles, progress)
-        return replace(built, builder={**built.builder, "attention": "unfused, in float32"})
-
-    modules = (*target.modules, "export.passes.unfuse_attention")
-    asked = f"{target.asked}, attention unfused"
-    return replace(target, asked=asked, modules=modules, build=build)
+    options = {"trt": trt, "device": device}
+    return Target(target_of("trt", device.sm), "trt", device.name, options, unfused)
 
 
 @contextlib.contextmanager

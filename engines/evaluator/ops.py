@@ -37,21 +37,11 @@ Operator = Callable[..., Value]
 
 HALF = (torch.float16, torch.bfloat16)
 
+_NAMES = [kind + bits for kind in ("float", "int", "uint") for bits in ("16", "32", "64")]
 TORCH_DTYPES: dict[ir.DataType, torch.dtype] = {
-    ir.DataType.FLOAT: torch.float32,
-    ir.DataType.FLOAT16: torch.float16,
-    ir.DataType.BFLOAT16: torch.bfloat16,
-    ir.DataType.DOUBLE: torch.float64,
-    ir.DataType.INT8: torch.int8,
-    ir.DataType.INT16: torch.int16,
-    ir.DataType.INT32: torch.int32,
-    ir.DataType.INT64: torch.int64,
-    ir.DataType.UINT8: torch.uint8,
-    ir.DataType.UINT16: torch.uint16,
-    ir.DataType.UINT32: torch.uint32,
-    ir.DataType.UINT64: torch.uint64,
-    ir.DataType.BOOL: torch.bool,
-}
+    ir.DataType.from_numpy(np.dtype(name)): getattr(torch, name)  # NumPy's names are PyTorch's
+    for name in ("bool", "int8", "uint8", *_NAMES)
+} | {ir.DataType.BFLOAT16: torch.bfloat16}
 
 
 def to_value(array: np.ndarray[Any, Any]) -> Value:

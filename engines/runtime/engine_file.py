@@ -56,7 +56,8 @@ def checked_engine(
             remedy=_other_gpu(folder, entry, sm),
         )
     built_by = entry.builder.get("version", "unknown")
-    if _minor(built_by) != _minor(version):
+    # Engines of one minor version may not load in another.
+    if built_by.split(".")[:2] != version.split(".")[:2]:
         raise ArtifactError(
             "the engine was built by another version of TensorRT",
             stage=stage,
@@ -65,11 +66,8 @@ def checked_engine(
             remedy="install that version, or ldlm build with this one",
         )
     if not entry.is_of(manifest.graph(precision, stage)):
-        raise ArtifactError(
-            "the engine was made from another graph than the one beside it",
-            stage=stage,
-            remedy=build,
-        )
+        problem = "the engine was made from another graph than the one beside it"
+        raise ArtifactError(problem, stage=stage, remedy=build)
     return entry, read(entry.engine, folder)
 
 
@@ -81,8 +79,3 @@ def _other_gpu(folder: Path, entry: EngineEntry, sm: str) -> str:
         return "--runtime ort, or plain TensorRT: --target trt"
     sms = ",".join((*entry.sms, sm))
     return f"ldlm build {folder} --precision {entry.precision} --sm {sms}, with its --profile"
-
-
-def _minor(version: str) -> str:
-    """Engines of one minor version may not load in another."""
-    return ".".join(version.split(".")[:2])

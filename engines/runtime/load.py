@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engines.artifacts.folder import require_origin
 from engines.artifacts.manifest import TOKENIZER, Manifest
@@ -11,7 +12,7 @@ from engines.tensorrt.library import LIBRARIES
 from export.precision import Precision
 from export.stages import LOOP, SAMPLED, stage
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
-from ldlm.sampler import DenoiserLoop, Stages
+from ldlm.sampler import DenoiserLoop, Loop, Stages
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,13 +61,19 @@ def load_stages(
         )
     if checkpoint is not None:
         require_origin(manifest, checkpoint)
-    if runtime == "torch":
-        return _reference(manifest, checkpoint)
-    if runtime == "evaluator":
-        return _evaluator(folder, manifest, precision)
     if runtime in LIBRARIES:
         return _tensorrt(runtime, folder, manifest, precision)
-    return _onnxruntime(folder, manifest, precision, provider or "cpu", plain)
+    load = _loader(runtime, folder, manifest, precision, provider or "cpu", checkpoint)
+    denoiser, latents, tokens = SAMPLED
+    conditioning, step = LOOP
+    if runtime == "ort" and not plain:
+        from engines.runtime.ort_loop import OrtLoop
+
+        loop: Loop = OrtLoop(load(conditioning), load(step, cuda_graphs=True))
+    else:
+        loop = DenoiserLoop(load(denoiser))
+    # One scale holds for all integers of a call: with others in it, a text would change.
+    return Stages(manifest.config, loop, load(latents), load(tokens), precision.is_integer)
 
 
 def require_runtime(name: str) -> None:
@@ -99,27 +106,37 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     return tokenizers.parse(text, manifest.config)
 
 
-def _onnxruntime(
-    folder: Path, manifest: Manifest, precision: Precision, provider: str, plain: bool
-) -> Stages:
-    """The graphs of the loop, or the plain ones."""
+def _loader(
+    runtime: str,
+    folder: Path,
+    manifest: Manifest,
+    precision: Precision,
+    provider: str,
+    checkpoint: Path | None,
+) -> Callable[..., Any]:
+    """What makes a stage of a name, on a runtime without engines."""
+    config = manifest.config
+    if runtime == "torch":
+        if checkpoint is None:
+            raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
+        from engines.runtime.torch import TorchStage
+        from ldlm.model import LDLM
+
+        model = LDLM.from_checkpoint(checkpoint)
+        return lambda name: TorchStage(model, stage(name))
+    if runtime == "evaluator":
+        from engines.runtime.evaluator import EvaluatorStage
+
+        def evaluated(name: str) -> EvaluatorStage:
+            path = manifest.graph(str(precision), name).verified(folder)
+            return EvaluatorStage(path, stage(name), config)
+
+        return evaluated
     from engines.runtime.ort import OrtStage
-    from engines.runtime.ort_loop import OrtLoop
 
-    def load(name: str, **options: bool) -> OrtStage:
-        return OrtStage.from_artifacts(
-            folder, manifest, name, str(precision), provider=provider, **options
-        )
-
-    denoiser, latents, tokens = SAMPLED
-    conditioning, step = LOOP
-    loop = (
-        DenoiserLoop(load(denoiser))
-        if plain
-        else OrtLoop(load(conditioning), load(step, cuda_graphs=True))
+    return lambda name, **options: OrtStage.from_artifacts(
+        folder, manifest, name, str(precision), provider=provider, **options
     )
-    # One scale holds for all integers of a call: with others in it, a text would change.
-    return Stages(manifest.config, loop, load(latents), load(tokens), precision.is_integer)
 
 
 def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: Precision) -> Stages:
@@ -137,26 +154,3 @@ def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: Precisi
         for name in (*LOOP, *SAMPLED[1:])
     )
     return Stages(manifest.config, TrtLoop(conditioning, step), latents.enqueue, tokens)
-
-
-def _evaluator(folder: Path, manifest: Manifest, precision: Precision) -> Stages:
-    from engines.runtime.evaluator import EvaluatorStage
-
-    denoiser, latents, tokens = (
-        EvaluatorStage(
-            manifest.graph(str(precision), name).verified(folder), stage(name), manifest.config
-        )
-        for name in SAMPLED
-    )
-    return Stages(manifest.config, DenoiserLoop(denoiser), latents, tokens)
-
-
-def _reference(manifest: Manifest, checkpoint: Path | None) -> Stages:
-    if checkpoint is None:
-        raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
-    from engines.runtime.torch import TorchStage
-    from ldlm.model import LDLM
-
-    model = LDLM.from_checkpoint(checkpoint)
-    denoiser, latents, tokens = (TorchStage(model, stage(name)) for name in SAMPLED)
-    return Stages(manifest.config, DenoiserLoop(denoiser), latents, tokens)

@@ -7,6 +7,7 @@ time: runs of several threads share the session alone.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class OrtLoop:
         return lambda noise: self._steps(tables, noise)
 
     def _steps(self, tables: list[Tables], noise: NoiseStream) -> Generator[LoopStep, None, None]:
-        make = lambda: Buffers(self._step, noise.shape, tables[0])  # noqa: E731
+        make = functools.partial(Buffers, self._step, noise.shape, tables[0])
         with self._idle.take(noise.shape, make) as buffers:
             buffers.begin(noise)
             for item in tables:
@@ -128,9 +129,8 @@ class Buffers:
 
     def call(self) -> None:
         """One step, with the next row of the tables."""
-        turn = self._turn
-        self._stage.run_bound(self._bindings[turn], self._options[turn])
-        self._turn = 1 - turn
+        self._stage.run_bound(self._bindings[self._turn], self._options[self._turn])
+        self._turn = 1 - self._turn
 
     def state(self) -> Array:
         """The latents x after the last call, on the host."""

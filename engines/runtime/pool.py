@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from types import TracebackType
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -34,12 +33,7 @@ class Lease(Generic[V]):
     def __enter__(self) -> V:
         return self.thing
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A generator that is closed was cancelled between two steps, which is no error.
         if kind is not None and not issubclass(kind, GeneratorExit):
             self._return.detach()

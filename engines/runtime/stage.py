@@ -17,6 +17,8 @@ Array = NDArray[Any]
 # (dtype as NumPy names it, shape) of a tensor.
 Signature = tuple[str, tuple[int, ...]]
 
+OTHER_INPUTS = "other inputs than the stage takes"
+
 
 class RuntimeStage(abc.ABC):
     """One stage on one runtime, and a context manager that closes it.
@@ -82,12 +84,8 @@ def named(spec: StageSpec, inputs: Sequence[Any]) -> dict[str, Any]:
     """
     names = [tensor.name for tensor in spec.inputs]
     if len(inputs) != len(names):
-        raise StageInputError(
-            "other inputs than the stage takes",
-            stage=spec.name,
-            expected=names,
-            got=f"{len(inputs)} of them",
-        )
+        got = f"{len(inputs)} of them"
+        raise StageInputError(OTHER_INPUTS, stage=spec.name, expected=names, got=got)
     return dict(zip(names, inputs, strict=True))
 
 
@@ -122,9 +120,7 @@ def check_inputs(
     """
     names = [tensor.name for tensor in spec.inputs]
     if sorted(found) != sorted(names):
-        raise StageInputError(
-            "other inputs than the stage takes", stage=spec.name, expected=names, got=list(found)
-        )
+        raise StageInputError(OTHER_INPUTS, stage=spec.name, expected=names, got=list(found))
     sizes: dict[str, int] = {}
     for tensor in spec.inputs:
         dtype, shape = found[tensor.name]

@@ -34,15 +34,12 @@ class Chunk:
 
 def chunks(table: StepTable) -> list[Chunk]:
     """All steps of a table, in order."""
-    return [_chunk(table, first) for first in range(0, len(table), TABLE_STEPS)]
-
-
-def _chunk(table: StepTable, first: int) -> Chunk:
-    rows = slice(first, first + TABLE_STEPS)
-    steps = len(table.t[rows])
-    t = np.ones(TABLE_STEPS, np.float32)
-    coefficients = np.zeros((TABLE_STEPS, 3), np.float32)
-    t[:steps] = table.t[rows]
-    for column, values in enumerate((table.A, table.B, table.C)):
-        coefficients[:steps, column] = values[rows]
-    return Chunk(steps, t, coefficients)
+    found = []
+    for first in range(0, len(table), TABLE_STEPS):
+        columns = [values[first : first + TABLE_STEPS] for values in (table.A, table.B, table.C)]
+        steps = len(columns[0])
+        t, coefficients = np.ones(TABLE_STEPS, np.float32), np.zeros((TABLE_STEPS, 3), np.float32)
+        t[:steps] = table.t[first : first + TABLE_STEPS]
+        coefficients[:steps] = np.stack(columns, axis=1)
+        found.append(Chunk(steps, t, coefficients))
+    return found

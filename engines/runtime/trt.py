@@ -56,6 +56,7 @@ class TrtRuntime:
         module: the library, if it is loaded already.
 
     Attributes:
+        version: of the library.
         opened: the stages that are in use; closed with it.
 
     Raises:
@@ -65,17 +66,13 @@ class TrtRuntime:
     def __init__(self, name: str, device: Cuda | None = None, module: Any = None) -> None:
         self.name, self.library = name, LIBRARIES[name]
         self.trt = load_library(name) if module is None else module
-        self.device: Cuda = Cuda() if device is None else device
+        self.version = str(self.trt.__version__)
+        self.device = Cuda() if device is None else device
         self.stream = Stream(self.device)
         self.scratch = Scratch(self.device)
         self.opened: weakref.WeakSet[RuntimeStage] = weakref.WeakSet()
         self._messages = make_logger(self.trt, log.warning)
         self._runtime = self.trt.Runtime(self._messages)
-
-    @property
-    def version(self) -> str:
-        """Of the library."""
-        return str(self.trt.__version__)
 
     def engine(self, plan: bytes, stage: str) -> Any:
         """An engine in device memory.

@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Generator, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engines.runtime.pool import Lease
-from engines.runtime.stage import check_inputs
+from engines.runtime.stage import Array, check_inputs
 from engines.runtime.step_tables import Chunk, chunks
 from engines.runtime.trt_stage import Binding, Sizes, TrtStage
 from engines.tensorrt.device import Cuda
@@ -24,8 +22,6 @@ from ldlm.errors import SamplerError
 from ldlm.noise import NoiseStream
 from ldlm.sampler import LoopStep, Steps
 from ldlm.solvers import StepTable
-
-Array = NDArray[Any]
 
 # An output of a step, and the input of the next one that it becomes.
 HANDED_ON = (("x_next", "x"), ("x0_hat", "x0_prev"), ("next_step", "step"))
@@ -55,10 +51,6 @@ class TrtLoop:
         tables = [Tables(self._conditioning, chunk) for chunk in chunks(table)]
         return functools.partial(self._steps, tables)
 
-    def close(self) -> None:
-        """Drop the states that no run holds."""
-        self._idle.close()
-
     def _steps(
         self, tables: Sequence[Tables], noise: NoiseStream
     ) -> Generator[LoopStep, None, None]:
@@ -85,11 +77,8 @@ class TrtLoop:
         """Batch and length, after the step's own check of its inputs."""
         spec, config = self._step.spec, self._step.config
         found = {
-            tensor.name: (
-                tensor.dtype,
-                noise.shape if BATCH in tensor.axes else tensor.shape(config, {}),
-            )
-            for tensor in spec.inputs
+            t.name: (t.dtype, noise.shape if BATCH in t.axes else t.shape(config, {}))
+            for t in spec.inputs
         }
         return check_inputs(spec, config, self._step.ranges, found)
 
@@ -121,8 +110,8 @@ class State(Binding):
 
     def __init__(self, stage: TrtStage, sizes: Sizes) -> None:
         super().__init__(stage, sizes)
-        self.slots = [Slot(self._stream, self.memory["noise"].shape) for _ in range(2)]
         self.launches = 0
+        self.slots = [Slot(self._stream, self.memory["noise"].shape) for _ in range(2)]
 
     def begin(self, noise: NoiseStream) -> None:
         """What the first step reads, and noise that is none for steps that add none."""
@@ -131,9 +120,8 @@ class State(Binding):
         noise.draw(first.noise)
         second.noise.fill(0)
         with self._stream.turn():
-            self._upload("x", first)
-            self._upload("x0_prev", second)
-            self._upload("noise", second)
+            for name, slot in (("x", first), ("x0_prev", second), ("noise", second)):
+                self._upload(name, slot)
             for slot in self.slots:
                 self._device.record(slot.end, self._stream.handle)
                 slot.in_use = True

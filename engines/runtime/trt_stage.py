@@ -72,12 +72,7 @@ class TrtStage(RuntimeStage):
 
     @classmethod
     def from_artifacts(
-        cls,
-        runtime: TrtRuntime,
-        folder: Path,
-        manifest: Manifest,
-        stage_name: str,
-        precision: str,
+        cls, runtime: TrtRuntime, folder: Path, manifest: Manifest, stage_name: str, precision: str
     ) -> TrtStage:
         """A stage of an artifacts folder, after all that can be checked without TensorRT was.
 
@@ -193,10 +188,8 @@ class TrtStage(RuntimeStage):
     def _checked(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         seen = {name: self._look(tensor) for name, tensor in feeds.items()}
         found = {
-            name: signature(self.spec, name, tensor)
-            if isinstance(tensor, np.ndarray)
-            else (str(tensor.dtype), tuple(tensor.shape))
-            for name, tensor in seen.items()
+            n: signature(self.spec, n, t) if isinstance(t, np.ndarray) else (str(t.dtype), t.shape)
+            for n, t in seen.items()
         }
         check_inputs(self.spec, self.config, self.ranges, found)
         return seen

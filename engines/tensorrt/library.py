@@ -49,11 +49,8 @@ def load_library(name: str) -> Any:
     try:
         return importlib.import_module(library.module)
     except (ImportError, OSError) as error:
-        raise ProviderError(
-            f"{library.package} is not usable here",
-            got=str(error),
-            remedy=installs(library.extra),
-        ) from error
+        problem = f"{library.package} is not usable here"
+        raise ProviderError(problem, got=str(error), remedy=installs(library.extra)) from error
 
 
 def make_logger(trt: Any, warn: Callable[[str], None] = lambda _: None) -> Any:

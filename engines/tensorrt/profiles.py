@@ -41,11 +41,8 @@ def profiles(
     if batch and names:
         raise ConfigError("a batch range is a profile of its own", got="--batch and --profile")
     allowed = graph_ranges(config)
-    batches: Mapping[str, Sequence[int]] = (
-        {CUSTOM: batch}
-        if batch
-        else {n: b for n, b in PROFILES.items() if n in (names or PROFILES)}
-    )
+    named = {n: b for n, b in PROFILES.items() if n in (names or PROFILES)}
+    batches: Mapping[str, Sequence[int]] = {CUSTOM: batch} if batch else named
     lengths = AxisRange(*length) if length else allowed[LENGTH]
     found = {n: {BATCH: AxisRange(*b), LENGTH: lengths} for n, b in batches.items()}
     for name, ranges in found.items():

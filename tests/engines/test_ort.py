@@ -190,6 +190,6 @@ def test_runtimes_that_are_not_there(small_artifacts: Path, tmp_path: Path) -> N
 
 
 def test_the_cpu_is_the_provider_in_use(small_artifacts: Path) -> None:
-    session = opened(small_artifacts, "token_decoder")._session
+    session = opened(small_artifacts, "token_decoder").session
     assert session.get_providers() == ["CPUExecutionProvider"]
     assert "CPUExecutionProvider" in onnxruntime.get_available_providers()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tensorrt_rtx as trt
 from fake_tensorrt import FakeDevice
+from files_of import graph_path as graph
 
 from engines import build_engine
 from engines.artifacts import folder as folders
@@ -24,10 +25,6 @@ from ldlm.errors import ConfigError, EngineBuildError
 
 CONFIG = PRESETS["small"]
 AMPERE_ON = ("sm80", "sm86", "sm89", "sm120")
-
-
-def graph(folder: Path, precision: str, name: str) -> Path:
-    return folder / "onnx" / precision / f"{name}.onnx"
 
 
 def test_targets_are_those_of_the_installed_builder() -> None:
