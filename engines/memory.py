@@ -42,7 +42,7 @@ def peak_bytes() -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use: by its affinity, and by the quotas of its cgroups."""
+    """Cores to use: by this process's affinity, its cgroups' quotas, and OMP_NUM_THREADS."""
     has = hasattr(os, "sched_getaffinity")
     found = [len(os.sched_getaffinity(0)) if has else os.cpu_count() or 1]
     for folder in _cgroups("cpu"):
@@ -51,6 +51,8 @@ def cores() -> int:
         ]  # fmt: skip
         if len(quota) == 2 and all(word.isdigit() for word in quota):  # not "max", not -1
             found.append(int(quota[0]) // int(quota[1]))
+    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
+        found.append(int(threads))
     return max(1, min(found))
 
 

@@ -71,7 +71,7 @@ def drift(
         paths = {s: manifest.graph(name, s).verified(folder) for s in SAMPLED}
         runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
         limit, allowed = _limits(model, precision, request, reference)
-        run = _run(model.config, runtime, request)
+        run = _run(model.config, runtime, request, precision.is_integer)
         curve = _distances(run, reference)
         curves.append(Drift(name, tuple(curve)))
         over_steps = float(np.sqrt(np.mean(np.square(curve))))
@@ -101,11 +101,16 @@ def _limits(
 
 
 def _run(
-    config: LDLMConfig, stages: Mapping[str, Callable[..., Array]], request: SampleRequest
+    config: LDLMConfig,
+    stages: Mapping[str, Callable[..., Array]],
+    request: SampleRequest,
+    one_at_a_time: bool = False,  # as `Stages`: what is measured is what is sampled
 ) -> Trace:
     denoiser, latents, tokens = (stages[name] for name in SAMPLED)
-    run = Run(Stages(config, DenoiserLoop(denoiser), latents, tokens), request)
-    estimates = [step.loop.x0_hat() for step in run]
+    run = Run(Stages(config, DenoiserLoop(denoiser), latents, tokens, one_at_a_time), request)
+    batches = [step.loop.x0_hat() for step in run]
+    steps = run.total // (request.samples if one_at_a_time else 1)
+    estimates = [np.concatenate(batches[number::steps]) for number in range(steps)]
     return Trace(estimates, run.token_ids[0])
 
 

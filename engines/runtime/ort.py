@@ -12,6 +12,7 @@ from typing import Any
 import onnxruntime as ort
 
 from engines.artifacts.manifest import Manifest
+from engines.memory import cores
 from engines.runtime.stage import Array, RuntimeStage
 from export.stages import AxisRange, StageSpec, graph_ranges, stage
 from ldlm.config import LDLMConfig
@@ -35,7 +36,7 @@ class OrtStage(RuntimeStage):
         spec, config: what its inputs must look like.
         provider: "cpu" or "cuda". Nothing else is used in its place.
         optimisation: graph optimisation level; "all" is what is deployed.
-        threads: intra-op threads; None is one per core.
+        threads: intra-op threads; None is one per core that may be used.
         ranges: allowed sizes of the dynamic axes; None is what the graph was exported for.
         cuda_graphs: with "cuda", capture a graph per `run_options`; for bound buffers alone.
 
@@ -131,8 +132,8 @@ def _open(
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = OPTIMISATION[optimisation]
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    # By itself it would take every core of the machine, whatever a container's quota is.
+    options.intra_op_num_threads = threads or cores()
     provider_options = {}
     if provider == "cuda":
         # Float32 means float32: the provider would use TF32.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from files_of import copy_graphs
 
 from engines.artifacts import folder as folders
 from engines.artifacts.build import build_artifacts
@@ -107,7 +107,7 @@ def test_a_fault_is_noticed(
     fault,
     noticed: set[str],  # type: ignore[no-untyped-def]
 ) -> None:
-    folder = Path(shutil.copytree(int8_artifacts / "onnx" / "int8", tmp_path / "onnx"))
+    folder = copy_graphs(int8_artifacts, "int8", tmp_path / "onnx")
     model = ir.load(folder / "denoiser.onnx")
     fault(model.graph)
     ir.save(model, folder / "denoiser.onnx", external_data="damaged.data")

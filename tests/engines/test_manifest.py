@@ -74,7 +74,9 @@ def test_a_precision_that_is_not_whole_is_not_taken_unasked(small_artifacts: Pat
 
 def test_the_summary_has_one_row_for_the_two_engines_of_the_denoiser(small_artifacts: Path) -> None:
     def row(manifest: Manifest) -> tuple[str, str]:
-        columns = [list(map(str, c.cells)) for c in summary_table(small_artifacts, manifest).columns]
+        columns = [
+            list(map(str, c.cells)) for c in summary_table(small_artifacts, manifest).columns
+        ]
         place = list(zip(columns[0], columns[1], strict=True)).index(("denoiser", "fp16"))
         return columns[3][place], columns[4][place]
 

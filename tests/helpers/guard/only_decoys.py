@@ -44,7 +44,9 @@ def is_decoy(path: Any) -> bool:
     """Whether a path lies in a temporary folder; its own last part is not followed."""
     path = Path(os.fsdecode(path))
     place = path.parent.resolve() / path.name
-    return any(place.is_relative_to(root) for root in ROOTS) or bool(set(OWN) & set(place.parts))
+    if any(place.is_relative_to(root) for root in ROOTS) or set(OWN) & set(place.parts):
+        return True
+    return any(part.startswith("pytest-cache-files-") for part in place.parts)  # its own first folder
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
