@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from engines.runtime.stage import Array
 from export.stages import BATCH, LENGTH, MAX_BATCH, StageSpec, TensorSpec
 from ldlm.config import LDLMConfig
 from ldlm.noise import NoiseStream
 from ldlm.schedule import TangentSchedule
-
-Array = NDArray[Any]
 
 
 def clamped(case: tuple[int, int], config: LDLMConfig, largest: int = MAX_BATCH) -> tuple[int, int]:

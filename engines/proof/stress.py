@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from engines.runtime.stage import Array
 from export.stages import StageSpec
 from ldlm.model import LDLM
-
-Array = NDArray[Any]
 
 OUTLIER = 1000.0
 CHANNELS = (3, 17, 40, 77)  # as many up as down: the mean stays

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 
-from engines.proof.drift import Run, _typical
+from engines.proof.drift import Trace, _typical
 from engines.proof.gates import CASES
 from engines.proof.inputs import clamped
 from export.stages import MAX_BATCH
 from ldlm import LDLM
 
 SHAPE = (4, 16, 8)  # texts, positions, width
-REFERENCE = Run([np.ones(SHAPE, np.float32) for _ in range(5)], np.zeros((4, 16), np.int64))
+REFERENCE = Trace([np.ones(SHAPE, np.float32) for _ in range(5)], np.zeros((4, 16), np.int64))
 
 
-def moved(by: float) -> Run:
-    return Run([x * np.float32(1 + by) for x in REFERENCE.estimates], REFERENCE.tokens)
+def moved(by: float) -> Trace:
+    return Trace([x * np.float32(1 + by) for x in REFERENCE.estimates], REFERENCE.tokens)
 
 
 def test_the_drift_is_that_of_the_loop_and_not_of_one_text() -> None:
@@ -38,7 +37,7 @@ def test_one_value_that_is_not_finite_is_no_drift_at_all(value: float) -> None:
 
 @pytest.mark.parametrize("positions", [2, 16, 100, 1024])
 def test_a_case_that_is_cut_keeps_its_number_of_positions(small: LDLM, positions: int) -> None:
-    config = dataclasses.replace(small.config, n_positions=positions)
+    config = msgspec.structs.replace(small.config, n_positions=positions)
     for case in CASES:
         batch, length = clamped(case, config)
         assert length == min(case[1], positions)
