@@ -93,15 +93,10 @@ def kl_divergence(reference: Mapping[Case, Array], logits: Mapping[Case, Array])
     for case, expected in reference.items():
         if not np.all(np.isfinite(logits[case])):
             return float("inf")
-        log_p, log_q = (_log_softmax(x.astype(np.float64)) for x in (expected, logits[case]))
-        each.append(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1).ravel())
-    return float(np.mean(np.concatenate(each)))
-
-
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(axis=-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
+        arrays = (expected, logits[case])
+        log_p, log_q = (torch.from_numpy(x).double().log_softmax(-1) for x in arrays)
+        each.append((log_p.exp() * (log_p - log_q)).sum(-1).ravel())
+    return float(torch.cat(each).mean())
 
 
 def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float) -> Measurement:

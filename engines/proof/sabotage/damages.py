@@ -45,14 +45,8 @@ def _first(model: ir.Model, op_type: str, where: Where = bool) -> ir.Node:
 
 def _value(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
     """The array of a constant, or None."""
-    if value is None:
-        return None
-    if value.const_value is not None:
-        return value.const_value.numpy()
-    producer = value.producer()
-    if producer is not None and producer.op_type == "Constant":
-        return producer.attributes["value"].as_tensor().numpy()
-    return None
+    tensor = None if value is None else convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
 
 
 def _makers(node: ir.Node) -> list[str | None]:
