@@ -71,7 +71,7 @@ def drift(
         curve = _relative(run, reference).tolist()
         curves.append(Drift(name, tuple(curve)))
         over_steps = float(np.sqrt(np.mean(np.square(curve))))
-        found = over_steps if precision.is_float32 else _typical(run, reference)
+        found = over_steps if precision.is_float32 else typical(run, reference)
         differ = float(np.mean(run.tokens != reference.tokens))
         measurements += [
             Measurement(SAMPLER, name, "given", question, TEXTS, length, distance, most)
@@ -93,7 +93,7 @@ def _limits(
     peer = _run(model.config, own, request)
     share = float(np.mean(peer.tokens != reference.tokens))
     # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
-    return precision_limit(_typical(peer, reference)), share + TEXTS / peer.tokens.size
+    return precision_limit(typical(peer, reference)), share + TEXTS / peer.tokens.size
 
 
 def _run(
@@ -105,7 +105,7 @@ def _run(
     return Trace(estimates, run.token_ids[0])
 
 
-def _typical(run: Trace, reference: Trace) -> float:
+def typical(run: Trace, reference: Trace) -> float:
     """The median over steps, texts and positions of the relative L2; infinite where one is."""
     each = _relative(run, reference, axis=-1)
     return float(np.median(each)) if np.all(np.isfinite(each)) else float("inf")

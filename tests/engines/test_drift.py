@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engines.proof.drift import Trace, _typical
+from engines.proof.drift import Trace, typical
 from engines.proof.gates import CASES
 from engines.proof.inputs import clamped
 from export.stages import MAX_BATCH
@@ -22,17 +22,17 @@ def moved(by: float) -> Trace:
 
 def test_the_drift_is_that_of_the_loop_and_not_of_one_text() -> None:
     run = moved(1e-3)
-    assert _typical(run, REFERENCE) == pytest.approx(1e-3, rel=1e-3)
+    assert typical(run, REFERENCE) == pytest.approx(1e-3, rel=1e-3)
     run.estimates[3][2] = 7.0  # its choice of a token tipped over
-    assert _typical(run, REFERENCE) == pytest.approx(1e-3, rel=1e-3)
-    assert _typical(moved(2e-3), REFERENCE) > 1.9 * _typical(run, REFERENCE)
+    assert typical(run, REFERENCE) == pytest.approx(1e-3, rel=1e-3)
+    assert typical(moved(2e-3), REFERENCE) > 1.9 * typical(run, REFERENCE)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_one_value_that_is_not_finite_is_no_drift_at_all(value: float) -> None:
     run = moved(1e-3)
     run.estimates[4][0, 0, 0] = value
-    assert _typical(run, REFERENCE) == np.inf
+    assert typical(run, REFERENCE) == np.inf
 
 
 @pytest.mark.parametrize("positions", [2, 16, 100, 1024])
