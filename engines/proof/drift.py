@@ -71,12 +71,12 @@ def drift(
         curve = _relative(run, reference).tolist()
         curves.append(Drift(name, tuple(curve)))
         over_steps = float(np.sqrt(np.mean(np.square(curve))))
-        found = over_steps if precision.is_float32 else typical(run, reference)
+        measured = over_steps if precision.is_float32 else typical(run, reference)
         differ = float(np.mean(run.tokens != reference.tokens))
         measurements += [
             Measurement(SAMPLER, name, "given", question, TEXTS, length, distance, most)
             for question, distance, most in (
-                (Question.DRIFT, found, limit),
+                (Question.DRIFT, measured, limit),
                 (Question.DRIFT_TOKENS, differ, allowed),
             )
         ]
