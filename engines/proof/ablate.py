@@ -5,25 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from engines.proof.inputs import clamped, stage_inputs
+from engines.proof.inputs import clamped
 from engines.proof.records import Ablation, Checkpoint
-from engines.proof.stage import peer_outputs
-from engines.proof.stress import stress_inputs, stressed
-from engines.proof.subject import Subject, against
+from engines.proof.stress import stressed
+from engines.proof.subject import Case, Subject, pooled
 from engines.runtime.evaluator import EvaluatorStage
-from engines.runtime.torch import TorchStage
+from engines.runtime.stage import Array
 from export.exporter import export_stage
 from export.precision import Precision
-from export.stages import compared
 from ldlm import files
 from ldlm.errors import ConfigError
 from ldlm.model import LDLM
-
-Array = NDArray[Any]
 
 CASE = (2, 64)
 
@@ -45,11 +38,24 @@ def ablate(
     islands = precision.islands(component)
     copies: tuple[tuple[Checkpoint, LDLM], ...] = (("given", model), ("stress", stressed(model)))
     for checkpoint, copy in copies:
-        bench = Bench(copy, checkpoint, precision, component)
+        case = clamped(CASE, model.config)
+        subject = Subject.of(copy, component, precision, [case], checkpoint)
+        where = (subject.spec.name, str(precision), checkpoint)
+        autocast = pooled(subject.peer(), subject.expected).relative_l2
         for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
             without = " ".join(off) or "nothing"
             progress(f"{component} {precision}, {checkpoint} checkpoint, without {without}")
-            yield bench.without(off)
+            error = pooled(_without(subject, off), subject.expected).relative_l2
+            yield Ablation(*where, off, error, autocast)
+
+
+def _without(subject: Subject, off: Sequence[str]) -> dict[Case, Array]:
+    """What the stage's file computes with these islands in half."""
+    spec, model = subject.spec, subject.model
+    with files.staging_folder(Path(tempfile.gettempdir())) as staging:
+        graphs = export_stage(model, spec.name, subject.precision.without(off), staging)
+        (graph,) = (g for g in graphs if g.spec == spec)
+        return subject.outputs(EvaluatorStage(graph.path, spec, model.config))
 
 
 def half_ones(precisions: Sequence[str]) -> list[str]:
@@ -67,34 +73,3 @@ def half_ones(precisions: Sequence[str]) -> list[str]:
             remedy="export one, and name it",
         )
     return half
-
-
-class Bench:
-    """One stage and its inputs, and what float32 and autocast make of them."""
-
-    def __init__(
-        self, model: LDLM, checkpoint: Checkpoint, precision: Precision, component: str
-    ) -> None:
-        self.spec = compared(component)
-        self.model, self.checkpoint, self.precision = model, checkpoint, precision
-        case = clamped(CASE, model.config)
-        arrays = stage_inputs(self.spec, model.config, *case)
-        self.inputs = stress_inputs(self.spec, arrays) if checkpoint == "stress" else arrays
-        self.expected = TorchStage(model, self.spec)(*self.inputs)
-        subject = Subject(
-            model, self.spec, self.precision, checkpoint, {}, {case: self.inputs},
-            {case: self.expected},
-        )  # fmt: skip
-        self.autocast = against(peer_outputs(subject)[case], self.expected).relative_l2
-
-    def without(self, off: Sequence[str]) -> Ablation:
-        """Export the stage with these islands in half, and evaluate the file."""
-        name = self.precision.without(off)
-        with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-            graphs = export_stage(self.model, self.spec.name, name, staging)
-            (graph,) = (g for g in graphs if g.spec == self.spec)
-            got = EvaluatorStage(graph.path, self.spec, self.model.config)(*self.inputs)
-        error = against(got, self.expected).relative_l2
-        return Ablation(
-            self.spec.name, str(self.precision), self.checkpoint, tuple(off), error, self.autocast
-        )

@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from engines.evaluator.half import HalfProducts
 from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.ort import OrtStage
+from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
 from export.precision import INTEGER, Precision, decide
 from export.stages import StageSpec
 from ldlm.config import LDLMConfig
 from ldlm.errors import ParityError
 from ldlm.model import LDLM
-
-Array = NDArray[Any]
 
 
 def runner(

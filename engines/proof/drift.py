@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engines.artifacts.manifest import Manifest
 from engines.proof.baseline import runner, torchs_own
 from engines.proof.gates import DRIFT_FLOAT32, precision_limit
 from engines.proof.questions import SAMPLER, Question
 from engines.proof.records import Drift, Measurement
+from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
 from export.precision import Precision
 from export.stages import SAMPLED, stage
 from ldlm.config import LDLMConfig
 from ldlm.model import LDLM
 from ldlm.sampler import DenoiserLoop, Run, SampleRequest, Stages
-
-Array = NDArray[Any]
-
 
 # Texts that are sampled. Where the choice of a token tips over in one of them, any difference grows
 # by a factor of hundreds, ours or PyTorch's: a mean over steps and texts then compares luck.
@@ -72,18 +68,18 @@ def drift(
         runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
         limit, allowed = _limits(model, precision, request, reference)
         run = _run(model.config, runtime, request, precision.is_integer)
-        curve = _distances(run, reference)
+        curve = _relative(run, reference).tolist()
         curves.append(Drift(name, tuple(curve)))
         over_steps = float(np.sqrt(np.mean(np.square(curve))))
         measured = over_steps if precision.is_float32 else typical(run, reference)
         differ = float(np.mean(run.tokens != reference.tokens))
-        for question, found, most in (
-            (Question.DRIFT, measured, limit),
-            (Question.DRIFT_TOKENS, differ, allowed),
-        ):
-            measurements.append(
-                Measurement(SAMPLER, name, "given", question, TEXTS, length, found, most)
+        measurements += [
+            Measurement(SAMPLER, name, "given", question, TEXTS, length, distance, most)
+            for question, distance, most in (
+                (Question.DRIFT, measured, limit),
+                (Question.DRIFT_TOKENS, differ, allowed),
             )
+        ]
     return measurements, curves
 
 
@@ -116,16 +112,12 @@ def _run(
 
 def typical(run: Trace, reference: Trace) -> float:
     """The median over steps, texts and positions of the relative L2; infinite where one is."""
-    pairs = zip(run.estimates, reference.estimates, strict=True)
-    each = np.array([_norms(a - b) / _norms(b) for a, b in pairs])
+    each = _relative(run, reference, axis=-1)
     return float(np.median(each)) if np.all(np.isfinite(each)) else float("inf")
 
 
-def _norms(x: Array) -> Array:
-    norms: Array = np.linalg.norm(x, axis=-1)
-    return norms
-
-
-def _distances(run: Trace, reference: Trace) -> list[float]:
+def _relative(run: Trace, reference: Trace, axis: int | None = None) -> Array:
+    """The relative L2 of the estimates at every step: of all of them, or along an axis."""
     pairs = zip(run.estimates, reference.estimates, strict=True)
-    return [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs]
+    norm = np.linalg.norm
+    return np.array([norm(a - b, axis=axis) / norm(b, axis=axis) for a, b in pairs])

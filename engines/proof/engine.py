@@ -9,32 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engines.artifacts.manifest import Manifest
-from engines.proof.gates import (
-    FORMULA_L2,
-    NEAR_TIE_FLOAT32,
-    NEAR_TIE_HALF,
-    precision_limit,
-)
-from engines.proof.inputs import stage_inputs
+from engines.proof.gates import FORMULA_L2, NEAR_TIE_FLOAT32, NEAR_TIE_HALF, precision_limit
 from engines.proof.loop import LoopDenoiser
 from engines.proof.questions import Question
 from engines.proof.records import Measurement
-from engines.proof.stage import other_choice, peer_outputs
+from engines.proof.stage import other_choice
 from engines.proof.subject import ALL, Case, Subject, pooled
-from engines.runtime.torch import TorchStage
+from engines.runtime.stage import Array
 from engines.runtime.trt import TrtRuntime
 from engines.runtime.trt_stage import TrtStage
 from export.precision import Precision
-from export.stages import LOOP, compared, compiled, stage
+from export.stages import LOOP, compiled, stage
 from ldlm.model import LDLM
-
-Array = NDArray[Any]
 
 RUNS = 3  # plain, captured, replayed
 
@@ -57,41 +47,25 @@ def engine_questions(
     """
     for component in chosen:
         names = compiled(component)
-        if not names:
-            continue
-        spec = compared(component)
-        reference = TorchStage(model, spec)
-        inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
-        expected = {case: reference(*arrays) for case, arrays in inputs.items()}
-        for precision in precisions:
+        for precision in precisions if names else ():
             progress(f"{component} {precision}, engine")
-            subject = Subject(model, spec, Precision.of(precision), "given", {}, inputs, expected)
-            with _stages(runtime, folder, manifest, names, precision) as stages:
-                loop = None
-                if names == list(LOOP):
-                    loop = LoopDenoiser(*stages, whole=True)
+            subject = Subject.of(model, component, Precision.of(precision), cases)
+            with contextlib.ExitStack() as closing:
+                stages = [
+                    closing.enter_context(
+                        TrtStage.from_artifacts(runtime, folder, manifest, name, precision)
+                    )
+                    for name in names
+                ]
+                loop = LoopDenoiser(*stages, whole=True) if names == list(LOOP) else None
                 call: Callable[..., Array] = loop or stages[0]
-                outputs = {case: _last_run(call, arrays) for case, arrays in inputs.items()}
+                outputs = {
+                    case: [call(*arrays) for _ in range(RUNS)][-1]
+                    for case, arrays in subject.inputs.items()
+                }
             yield from _judge(subject, outputs, ids=stage(names[0]).outputs[0].dtype == "int64")
             if loop is not None:  # a device may contract the update
                 yield subject.measurement(Question.ENGINE_UPDATE, ALL, loop.distance, FORMULA_L2)
-
-
-@contextlib.contextmanager
-def _stages(
-    runtime: TrtRuntime, folder: Path, manifest: Manifest, names: Sequence[str], precision: str
-) -> Iterator[list[TrtStage]]:
-    """Stages that give their memory back."""
-    with contextlib.ExitStack() as closing:
-        stages = []
-        for name in names:
-            stages.append(TrtStage.from_artifacts(runtime, folder, manifest, name, precision))
-            closing.callback(stages[-1].close)
-        yield stages
-
-
-def _last_run(call: Callable[..., Array], arrays: tuple[Array, ...]) -> Array:
-    return [call(*arrays) for _ in range(RUNS)][-1]
 
 
 def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Iterator[Measurement]:
@@ -100,10 +74,10 @@ def _judge(subject: Subject, outputs: Mapping[Case, Array], *, ids: bool) -> Ite
         squares = np.concatenate([x.ravel() for x in subject.expected.values()]) ** 2
         tie = NEAR_TIE_FLOAT32 * float(np.sqrt(squares.mean()))
     else:
-        theirs = pooled(peer_outputs(subject), subject.expected)
+        theirs = pooled(subject.peer(), subject.expected)
         limit, tie = precision_limit(theirs.relative_l2), NEAR_TIE_HALF * theirs.max_abs
     if not ids:
-        yield subject.measurement(Question.ENGINE, ALL, pooled(outputs, subject.expected), limit)
+        yield subject.pooled(Question.ENGINE, outputs, limit)
         return
     for case, chosen in outputs.items():
         wrong = other_choice(subject.expected[case], chosen, tie)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from engines.runtime.stage import Array
 from export.stages import BATCH, LENGTH, MAX_BATCH, StageSpec, TensorSpec
 from ldlm.config import LDLMConfig
 from ldlm.noise import NoiseStream
 from ldlm.schedule import TangentSchedule
-
-Array = NDArray[Any]
 
 
 def clamped(case: tuple[int, int], config: LDLMConfig, largest: int = MAX_BATCH) -> tuple[int, int]:
@@ -43,43 +39,37 @@ class Source:
         config: of the model.
         batch, length: sizes of the dynamic axes.
         seed: of all that is drawn.
+
+    Attributes:
+        noise: gives fresh standard normals [B, T, d].
+        times: [B], spread over the schedule.
     """
 
     def __init__(self, config: LDLMConfig, batch: int, length: int, seed: int) -> None:
         self.config = config
         self.sizes = {BATCH: batch, LENGTH: length}
         self.schedule = TangentSchedule(config.tangent_d, config.t_min)
-        self._noise = NoiseStream(seed, range(batch), (length, config.d_model))
-        self.latents = self._noise.draw()
+        self.noise = NoiseStream(seed, range(batch), (length, config.d_model)).draw
+        self.latents = self.noise()
         self.table = np.random.default_rng(seed)
-
-    def noise(self) -> Array:
-        """Fresh standard normals [B, T, d]."""
-        return self._noise.draw()
-
-    @cached_property
-    def times(self) -> Array:
-        """[B], spread over the schedule."""
-        times = np.linspace(1.0, self.config.t_min, self.sizes[BATCH] + 2)[1:-1]
-        return times.astype(np.float32)
+        self.times = np.linspace(1.0, config.t_min, batch + 2)[1:-1].astype(np.float32)
 
 
 def _noisy(source: Source, tensor: TensorSpec) -> Array:
     """x_t = alpha(t) x_0 + sigma(t) eps."""
+    schedule, times = source.schedule, source.times
     alpha, sigma = (
-        f(source.times).astype(np.float32)[:, None, None]
-        for f in (source.schedule.alpha, source.schedule.sigma)
+        f(times).astype(np.float32)[:, None, None] for f in (schedule.alpha, schedule.sigma)
     )
     noisy: Array = alpha * source.latents + sigma * source.noise()
     return noisy
 
 
 def _of_table(scale: float) -> Callable[[Source, TensorSpec], Array]:
-    def draw(source: Source, tensor: TensorSpec) -> Array:
-        shape = tensor.shape(source.config, source.sizes)
-        return np.float32(scale) * source.table.standard_normal(shape, np.float32)
-
-    return draw
+    return lambda source, tensor: (
+        np.float32(scale)
+        * source.table.standard_normal(tensor.shape(source.config, source.sizes), np.float32)
+    )
 
 
 # How an input is drawn, by what it is in generation (`TensorSpec.like`). Latents, and hidden states

@@ -63,25 +63,17 @@ def _sum_before(norm: ir.Node) -> ir.Node | None:
     return None if constant else producer
 
 
-def from_tensorrt(path: Path, spec: StageSpec) -> Counter[tuple[str, str]] | None:
-    """The same from the network that TensorRT-RTX parses; None where it is not installed."""
+def from_tensorrt(path: Path, spec: StageSpec) -> Counter[tuple[str, str]]:
+    """The same from the network that TensorRT-RTX parses; empty where it is not installed."""
     try:
         from engines.compile.rtx import layer_dtypes
     except ImportError:
-        return None
-    return Counter(
-        (kind, _TRT_NAMES.get(dtype, dtype))
-        for kind, dtype in layer_dtypes(path, spec)
-        if kind in TRT_KINDS
-    )
+        return Counter()
+    return Counter((kind, _TRT_NAMES.get(dtype, dtype)) for kind, dtype in layer_dtypes(path, spec))
 
 
 def look(
-    path: Path,
-    spec: StageSpec,
-    precision: Precision,
-    *,
-    tensorrt: bool = True,
+    path: Path, spec: StageSpec, precision: Precision, *, tensorrt: bool = True
 ) -> list[IslandRecord]:
     """One record per (source, operator): the dtype that the policy asks for and those found.
 
@@ -91,20 +83,14 @@ def look(
         tensorrt: whether to ask TensorRT too; it is left out where it is not installed, and for
             integer products, which it does not take.
     """
-    records = []
-    tensorrt = tensorrt and precision.runs_on("rtx")
-    sources: tuple[tuple[Source, Counter[tuple[str, str]] | None, dict[str, str]], ...] = (
-        ("onnx", from_file(path), ONNX_KINDS),
-        ("tensorrt", from_tensorrt(path, spec) if tensorrt else None, TRT_KINDS),
-    )
-    for source, found, kinds in sources:
-        if found is None:
-            continue
-        for what, kind in kinds.items():
-            counts = {dtype: n for (name, dtype), n in sorted(found.items()) if name == what}
-            if not counts:
-                continue
-            expected = precision.dtype(spec.component, kind)
-            where = (spec.name, str(precision), source, what)
-            records.append(IslandRecord(*where, expected, counts))
-    return records
+    where = (spec.name, str(precision))
+    sources: list[tuple[Source, Counter[tuple[str, str]], dict[str, str]]]
+    sources = [("onnx", from_file(path), ONNX_KINDS)]
+    if tensorrt and precision.runs_on("rtx"):
+        sources.append(("tensorrt", from_tensorrt(path, spec), TRT_KINDS))
+    return [
+        IslandRecord(*where, source, what, precision.dtype(spec.component, kind), counts)
+        for source, found, kinds in sources
+        for what, kind in kinds.items()
+        if (counts := {dtype: n for (name, dtype), n in sorted(found.items()) if name == what})
+    ]

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engines.proof.baseline import runner
-from engines.proof.compare import compare
 from engines.proof.gates import precision_limit
 from engines.proof.questions import Question
 from engines.proof.records import Measurement
 from engines.proof.subject import ALL, Case, Subject, pooled
-from engines.runtime.ort import OrtStage
-from engines.runtime.stage import RuntimeStage, named
-from export.stages import LOOP, TABLE_STEPS, stage
+from engines.runtime.stage import Array, RuntimeStage, named
+from export.stages import LOOP, TABLE_STEPS
 from ldlm.noise import NoiseStream
-
-Array = NDArray[Any]
 
 
 class LoopDenoiser:
@@ -79,17 +73,9 @@ class LoopDenoiser:
 
 def float32_questions(subject: Subject) -> Iterator[Measurement]:
     """Questions about float32 graphs, in ONNX Runtime."""
-    config = subject.model.config
-    stages = {
-        name: OrtStage(subject.paths[name], stage(name), config)
-        for name in LOOP
-        if name in subject.paths
-    }
-    if LOOP[1] in stages:
-        loop = LoopDenoiser(*(stages[name] for name in LOOP))
-        for case, arrays in subject.inputs.items():
-            distance = compare(loop(*arrays), subject.expected[case])
-            yield subject.measurement(Question.LOOP, case, distance, subject.exact_limit)
+    if LOOP[1] in subject.paths:
+        loop = LoopDenoiser(*map(subject.in_ort, LOOP))
+        yield from subject.exact(Question.LOOP, subject.outputs(loop))
         yield _update(subject, loop)
 
 
@@ -105,26 +91,20 @@ def rounded_questions(
     """
     if LOOP[1] not in subject.paths:
         return
-    config = subject.model.config
-    graphs = [runner(subject.paths[name], stage(name), config, subject.precision) for name in LOOP]
-    loop = LoopDenoiser(*graphs)
     # Every sample is a call of its own, slow in the evaluator: of the batches, which have several
     # times, the one of a middle length.
     lengths = sorted({length for _, length in subject.inputs})
     middle = lengths[len(lengths) // 2]
-    chosen = [case for case in subject.inputs if case[0] == 1 or case[1] == middle]
-    expected = {case: subject.expected[case] for case in chosen}
-    limit = precision_limit(pooled(peer, expected).relative_l2)
-
-    def outputs(graphs: LoopDenoiser) -> dict[Case, Array]:
-        return {case: graphs(*subject.inputs[case]) for case in chosen}
-
-    yield subject.measurement(Question.LOOP, ALL, pooled(outputs(loop), expected), limit)
+    chosen = {c: x for c, x in subject.inputs.items() if c[0] == 1 or c[1] == middle}
+    subject = replace(subject, inputs=chosen)
+    theirs = pooled({case: peer[case] for case in chosen}, subject.expected)
+    limit = precision_limit(theirs.relative_l2)
+    loop = LoopDenoiser(*map(subject.runner, LOOP))
+    yield subject.pooled(Question.LOOP, subject.outputs(loop), limit)
     yield _update(subject, loop)
     if in_ort:
-        loaded = (OrtStage(subject.paths[name], stage(name), config) for name in LOOP)
-        file = outputs(LoopDenoiser(*loaded))
-        yield subject.measurement(Question.LOOP_FILE, ALL, pooled(file, expected), limit)
+        loaded = LoopDenoiser(*map(subject.in_ort, LOOP))
+        yield subject.pooled(Question.LOOP_FILE, subject.outputs(loaded), limit)
 
 
 def _update(subject: Subject, loop: LoopDenoiser) -> Measurement:

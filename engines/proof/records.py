@@ -26,14 +26,16 @@ SCHEMA = 1
 # The graph of the self-test that nobody may notice.
 UNDAMAGED = "none: undamaged"
 
-_STAGES = "|".join((*(spec.name for spec in STAGES), SAMPLER))
-StageName = Annotated[str, Meta(pattern=rf"^({_STAGES})\Z")]
-ComponentName = Annotated[str, Meta(pattern=rf"^({'|'.join((*components(), SAMPLER))})\Z")]
-_HALVES, _ISLANDS = (
-    "|".join(names) for names in ((n for n, p in POLICIES.items() if p.is_half), ISLANDS)
-)
-_EXPERIMENT = rf"({_HALVES}){WITHOUT}({_ISLANDS})(\+({_ISLANDS}))*"
-PrecisionName = Annotated[str, Meta(pattern=rf"^({'|'.join(POLICIES)}|{_EXPERIMENT})\Z")]
+
+def _one_of(*patterns: str) -> Meta:
+    return Meta(pattern=rf"^({'|'.join(patterns)})\Z")
+
+
+_HALVES = "|".join(name for name, policy in POLICIES.items() if policy.is_half)
+_ISLAND = f"({'|'.join(ISLANDS)})"
+StageName = Annotated[str, _one_of(*(spec.name for spec in STAGES), SAMPLER)]
+ComponentName = Annotated[str, _one_of(*components(), SAMPLER)]
+PrecisionName = Annotated[str, _one_of(*POLICIES, rf"({_HALVES}){WITHOUT}{_ISLAND}(\+{_ISLAND})*")]
 TapName = Annotated[str, Meta(pattern=r"^(\d{1,4}\.)?[^.]+\Z")]
 Count = Annotated[int, Meta(ge=0)]
 Figure = Annotated[float, Meta(ge=0)] | None

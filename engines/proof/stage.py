@@ -6,7 +6,6 @@ import copy
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from engines.evaluator.half import HalfProducts
 from engines.proof import loop
-from engines.proof.baseline import runner, torchs_own
 from engines.proof.compare import compare
 from engines.proof.gates import (
     AGREEMENT_RATIO,
@@ -30,15 +28,12 @@ from engines.proof.questions import Question
 from engines.proof.records import Measurement
 from engines.proof.subject import ALL, Case, Subject, against, pooled
 from engines.runtime.ort import OrtStage
+from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
-from export import precision as policies
 from export.passes.dequantise import dequantise
 from export.passes.widen import widen
-from export.stages import StageSpec
+from export.precision import apply, without_rounding
 from ldlm import files
-from ldlm.model import LDLM
-
-Array = NDArray[Any]
 
 
 def prove(subject: Subject) -> list[Measurement]:
@@ -48,82 +43,48 @@ def prove(subject: Subject) -> list[Measurement]:
 
 
 def _float32(subject: Subject) -> Iterator[Measurement]:
-    stage = OrtStage(subject.paths[subject.spec.name], subject.spec, subject.model.config)
-    outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
-    for case, got in outputs.items():
-        distance = compare(got, subject.expected[case])
-        yield subject.measurement(Question.GRAPH, case, distance, subject.exact_limit)
+    outputs = subject.outputs(subject.in_ort(subject.spec.name))
+    yield from subject.exact(Question.GRAPH, outputs)
     yield from loop.float32_questions(subject)
     if (ids_spec := subject.ids_spec) is not None:
-        ids = OrtStage(subject.paths[ids_spec.name], ids_spec, subject.model.config)
-        for case, arrays in subject.inputs.items():
-            reference = subject.expected[case]
-            tie = NEAR_TIE_FLOAT32 * float(np.sqrt(np.mean(np.square(reference))))
-            yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
+        for case, ids in subject.outputs(subject.in_ort(ids_spec.name)).items():
+            tie = NEAR_TIE_FLOAT32 * float(np.sqrt(np.mean(np.square(subject.expected[case]))))
+            yield _tokens(subject, case, ids, outputs[case], tie)
 
 
 def _rounded(subject: Subject) -> Iterator[Measurement]:
-    precision = subject.precision
-    spec, model = subject.spec, subject.model
-    module = policies.apply(spec.torch(model), spec.component, precision)
-    yield from _formula(subject, policies.without_rounding(module))
+    precision, spec, expected = subject.precision, subject.spec, subject.expected
+    module = apply(spec.torch(subject.model), spec.component, precision)
+    yield from _formula(subject, without_rounding(module))
 
-    peer = peer_outputs(subject)
-    path = subject.paths[spec.name]
-    stage = runner(path, spec, model.config, precision)
-    policy = TorchStage(model, spec, module)
-    outputs = {case: stage(*arrays) for case, arrays in subject.inputs.items()}
+    peer = subject.peer()
+    outputs = subject.outputs(subject.runner(spec.name))
     with HalfProducts():
-        same_policy = {case: policy(*arrays) for case, arrays in subject.inputs.items()}
-    theirs = pooled(peer, subject.expected)
-    error = theirs.relative_l2
-    distance = pooled(outputs, same_policy)
-    yield subject.measurement(Question.GRAPH, ALL, distance, AGREEMENT_RATIO * error)
-    limit = precision_limit(error)
-    yield subject.measurement(Question.PRECISION, ALL, pooled(outputs, subject.expected), limit)
+        same_policy = subject.outputs(TorchStage(subject.model, spec, module))
+    theirs = pooled(peer, expected)
+    distance, limit = pooled(outputs, same_policy), precision_limit(theirs.relative_l2)
+    yield subject.measurement(Question.GRAPH, ALL, distance, AGREEMENT_RATIO * theirs.relative_l2)
+    yield subject.pooled(Question.PRECISION, outputs, limit)
     in_ort = precision.is_half and precision.runs_on("ort")
     if in_ort:
-        loaded = OrtStage(path, spec, model.config)
-        file = {case: loaded(*arrays) for case, arrays in subject.inputs.items()}
-        yield subject.measurement(Question.FILE, ALL, pooled(file, subject.expected), limit)
+        yield subject.pooled(Question.FILE, subject.outputs(subject.in_ort(spec.name)), limit)
     yield from loop.rounded_questions(subject, peer, in_ort)
     if (ids_spec := subject.ids_spec) is not None:
-        kl = {
-            name: kl_divergence(subject.expected, got)
-            for name, got in (("ours", outputs), ("theirs", peer))
-        }
-        yield subject.measurement(Question.KL, ALL, kl["ours"], KL_RATIO * kl["theirs"])
-        ids = runner(subject.paths[ids_spec.name], ids_spec, model.config, precision)
-        for case, arrays in subject.inputs.items():
-            tie = NEAR_TIE_HALF * theirs.max_abs
-            yield _tokens(subject, case, ids(*arrays), outputs[case], tie)
+        ours, allowed = (kl_divergence(expected, logits) for logits in (outputs, peer))
+        yield subject.measurement(Question.KL, ALL, ours, KL_RATIO * allowed)
+        for case, ids in subject.outputs(subject.runner(ids_spec.name)).items():
+            yield _tokens(subject, case, ids, outputs[case], NEAR_TIE_HALF * theirs.max_abs)
 
 
-def float64_limit(
-    model: LDLM,
-    spec: StageSpec,
-    inputs: Mapping[Case, tuple[Array, ...]],
-    expected: Mapping[Case, Array],
-) -> float:
+def float64_limit(subject: Subject) -> float:
     """What two float32 computations may be apart, from float32's own distance from float64."""
-    exact = copy.deepcopy(spec.torch(model)).double()
+    exact = copy.deepcopy(subject.spec.torch(subject.model)).double()
     with torch.inference_mode():
-        outputs = {
-            case: exact(*(torch.from_numpy(a).double() for a in arrays)).numpy()
-            for case, arrays in inputs.items()
-        }
-    errors = [compare(expected[case], outputs[case]).relative_l2 for case in inputs]
+        outputs = subject.outputs(
+            lambda *arrays: exact(*(torch.from_numpy(a).double() for a in arrays)).numpy()
+        )
+    errors = [compare(subject.expected[case], outputs[case]).relative_l2 for case in outputs]
     return max(FORMULA_L2, FLOAT64_RATIO * max(errors))
-
-
-def peer_outputs(subject: Subject) -> dict[Case, Array]:
-    """What PyTorch's own means make of a subject's precision; see `engines.proof.baseline`.
-
-    Raises:
-        ParityError: nothing was rounded, so that the comparison would mean nothing.
-    """
-    call = torchs_own(subject.model, subject.spec, subject.precision)
-    return {case: call(*arrays) for case, arrays in subject.inputs.items()}
 
 
 def kl_divergence(reference: Mapping[Case, Array], logits: Mapping[Case, Array]) -> float:
@@ -132,15 +93,10 @@ def kl_divergence(reference: Mapping[Case, Array], logits: Mapping[Case, Array])
     for case, expected in reference.items():
         if not np.all(np.isfinite(logits[case])):
             return float("inf")
-        log_p, log_q = (_log_softmax(x.astype(np.float64)) for x in (expected, logits[case]))
-        each.append(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1).ravel())
-    return float(np.mean(np.concatenate(each)))
-
-
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(axis=-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
+        arrays = (expected, logits[case])
+        log_p, log_q = (torch.from_numpy(x).double().log_softmax(-1) for x in arrays)
+        each.append((log_p.exp() * (log_p - log_q)).sum(-1).ravel())
+    return float(torch.cat(each).mean())
 
 
 def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float) -> Measurement:
@@ -158,10 +114,11 @@ def other_choice(reference: Array, ids: Array, tie: float) -> NDArray[np.bool_]:
 
 
 def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Measurement]:
-    reference = TorchStage(subject.model, subject.spec, module)
+    spec, model = subject.spec, subject.model
+    reference = TorchStage(model, spec, module)
     with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-        path = rounding_off(subject.paths[subject.spec.name], staging / "wide.onnx")
-        wide = OrtStage(path, subject.spec, subject.model.config)
+        path = rounding_off(subject.paths[spec.name], staging / "wide.onnx")
+        wide = OrtStage(path, spec, model.config)
         for case, arrays in subject.inputs.items():
             distance = against(wide(*arrays), reference(*arrays))
             yield subject.measurement(Question.FORMULA, case, distance, subject.exact_limit)

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from engines.runtime.stage import Array
 from export.stages import StageSpec
 from ldlm.model import LDLM
 
-Array = NDArray[Any]
-
 OUTLIER = 1000.0
-CHANNELS = (3, 17, 40, 77)  # as many up as down: the mean stays
+CHANNELS = (3, 17, 40, 77)
+OUTLIERS = OUTLIER * torch.tensor([1.0, -1.0, 1.0, -1.0])  # as many up as down: the mean stays
 
 # Gains of queries and keys: scores / sqrt(d_head) spread with std GAIN^2, past the cap of 50.
 GAIN = 5.0
-
 
 # Gains that training would have adapted to the outliers.
 TAMED = (
@@ -49,7 +46,7 @@ def stressed(model: LDLM) -> LDLM:
         model: any checkpoint, float32.
     """
     model = copy.deepcopy(model)
-    channels, signs = list(CHANNELS), _signs(len(CHANNELS))
+    channels = list(CHANNELS)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in TAMED):
@@ -57,9 +54,9 @@ def stressed(model: LDLM) -> LDLM:
             elif any(fnmatch.fnmatchcase(name, pattern) for pattern in SHARPENED):
                 parameter.mul_(GAIN / parameter.mean())
         # What brings the outliers in: a bias, the position table; for the token decoder, h_hat.
-        model.denoiser.input.bias[channels] = OUTLIER * signs
+        model.denoiser.input.bias[channels] = OUTLIERS
         decoder = model.latent_decoder
-        decoder.positions[:, channels] = OUTLIER / decoder.p_scale * signs
+        decoder.positions[:, channels] = OUTLIERS / decoder.p_scale
         # The token decoder has no norm before its head, which must be deaf to them.
         model.token_decoder.head.weight[:, channels] *= 1e-3
     return model
@@ -70,12 +67,8 @@ def stress_inputs(spec: StageSpec, arrays: tuple[Array, ...]) -> tuple[Array, ..
     if spec.component != "token_decoder":
         return arrays
     h_hat = arrays[0].copy()
-    h_hat[..., list(CHANNELS)] = OUTLIER * _signs(len(CHANNELS)).numpy()
+    h_hat[..., list(CHANNELS)] = OUTLIERS.numpy()
     return (h_hat,)
-
-
-def _signs(count: int) -> Tensor:
-    return torch.tensor([1.0, -1.0] * count)[:count]
 
 
 def _tame(gain: Tensor) -> None:

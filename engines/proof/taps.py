@@ -11,10 +11,9 @@ import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from numpy.typing import NDArray
 
 from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
@@ -24,7 +23,7 @@ from engines.proof.records import Measurement, TapReport
 from engines.proof.stage import save_graph
 from engines.proof.subject import against
 from engines.runtime.ort import OrtStage
-from engines.runtime.stage import named
+from engines.runtime.stage import Array, named
 from export.equations import tapped, tapped_graph
 from export.passes.widen import widen
 from export.precision import Precision, apply, without_rounding
@@ -33,8 +32,6 @@ from ldlm import files
 from ldlm.errors import GraphCheckError
 from ldlm.model import LDLM
 
-Array = NDArray[Any]
-
 CASE = (2, 17)
 
 
@@ -42,16 +39,10 @@ def measurement(report: TapReport) -> Measurement | None:
     """The gate of a report on the formula: no equation may differ. Rounding has none."""
     if report.about != "formula":
         return None
-    name = report.first or max(report.errors, key=lambda tap: _worst(report.errors[tap]))
-    error = report.errors.get(name)
-    return Measurement(
-        report.stage, report.precision, "given", Question.TAPS, *report.case, error, FORMULA_L2,
-        tensor=name,
-    )  # fmt: skip
-
-
-def _worst(error: float | None) -> float:
-    return math.inf if error is None else error
+    errors = {tap: math.inf if e is None else e for tap, e in report.errors.items()}
+    name = report.first or max(errors, key=errors.__getitem__)
+    found = (Question.TAPS, *report.case, report.errors.get(name), FORMULA_L2)
+    return Measurement(report.stage, report.precision, "given", *found, tensor=name)
 
 
 def look(path: Path, model: LDLM, spec: StageSpec, precision: Precision) -> list[TapReport]:
@@ -66,29 +57,35 @@ def look(path: Path, model: LDLM, spec: StageSpec, precision: Precision) -> list
         DiskSpaceError: the disk is full.
     """
     module = apply(spec.torch(model), spec.component, precision).eval()
-    case = clamped(CASE, model.config)
+    case, where = clamped(CASE, model.config), (spec.name, str(precision))
     try:
         graph, outputs = tapped_graph(path, module, spec, model.config)
     except GraphCheckError as error:
-        where = f"{error.details['tensor']}: {error.details.get('got', 'nothing')}"
-        return [TapReport(spec.name, str(precision), "formula", case, {}, where)]
+        first = f"{error.details['tensor']}: {error.details.get('got', 'nothing')}"
+        return [TapReport(*where, "formula", case, {}, first)]
     inputs = stage_inputs(spec, model.config, *case)
-    reports = []
+
+    def report(
+        about: Literal["formula", "rounding"],
+        got: Mapping[str, Array],
+        reference: torch.nn.Module,
+        floor: float,
+    ) -> TapReport:
+        taps = torch_taps(reference, spec, inputs).items()
+        errors = {tap: against(got[outputs[tap]], array).relative_l2 for tap, array in taps}
+        return TapReport(*where, about, case, errors, first_to_stand_out(errors, floor))
+
+    reports, feeds = [], named(spec, inputs)
     if not precision.is_float32:
-        rounded = Evaluator(graph.graph).run(named(spec, inputs))
-        got = {tap: rounded[name] for tap, name in outputs.items()}
-        reference = torch_taps(spec.torch(model), spec, inputs)
-        reports.append(_report(spec, precision, "rounding", case, got, reference))
+        rounded = Evaluator(graph.graph).run(feeds)
+        eps = torch.finfo(getattr(torch, precision.products)).eps
+        reports.append(report("rounding", rounded, spec.torch(model), eps))
         widen(graph)
         module = without_rounding(module)
     with files.staging_folder(Path(tempfile.gettempdir())) as staging:
         stage = OrtStage(save_graph(graph, staging / "taps.onnx"), spec, model.config)
-        arrays = stage.run(named(spec, inputs), list(outputs.values()))
-    got = {tap: arrays[name] for tap, name in outputs.items()}
-    return [
-        _report(spec, precision, "formula", case, got, torch_taps(module, spec, inputs)),
-        *reports,
-    ]
+        wide = stage.run(feeds, list(outputs.values()))
+    return [report("formula", wide, module, FORMULA_L2 / STANDS_OUT), *reports]
 
 
 def torch_taps(
@@ -98,23 +95,6 @@ def torch_taps(
     with tapped(module, spec.component) as names, torch.inference_mode():
         _, *tensors = module(*(torch.from_numpy(array) for array in inputs))
     return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
-
-
-def _report(
-    spec: StageSpec,
-    precision: Precision,
-    about: Literal["formula", "rounding"],
-    case: tuple[int, int],
-    got: Mapping[str, Array],
-    reference: Mapping[str, Array],
-) -> TapReport:
-    errors = {tap: against(got[tap], reference[tap]).relative_l2 for tap in reference}
-    floor = FORMULA_L2 / STANDS_OUT
-    if about == "rounding":
-        dtype = precision.products
-        floor = torch.finfo(getattr(torch, dtype)).eps
-    first = first_to_stand_out(errors, floor)
-    return TapReport(spec.name, str(precision), about, case, errors, first)
 
 
 def first_to_stand_out(errors: Mapping[str, float], floor: float) -> str | None:

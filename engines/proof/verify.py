@@ -11,7 +11,7 @@ from engines.proof import islands, taps
 from engines.proof.ablate import ablate, half_ones
 from engines.proof.drift import drift
 from engines.proof.gates import CASES
-from engines.proof.inputs import clamped, stage_inputs
+from engines.proof.inputs import clamped
 from engines.proof.questions import NOTHING_MORE, SAMPLER, ProofOptions
 from engines.proof.records import (
     Ablation,
@@ -25,9 +25,8 @@ from engines.proof.records import (
 from engines.proof.sabotage.selftest import require_policies, self_test
 from engines.proof.saved import identities, made_from
 from engines.proof.stage import float64_limit, prove
-from engines.proof.stress import stress_inputs, stressed
+from engines.proof.stress import stressed
 from engines.proof.subject import Case, Subject
-from engines.runtime.torch import TorchStage
 from export.exporter import export_stage
 from export.precision import Precision
 from export.stages import compared, components, stages_of
@@ -42,7 +41,6 @@ Progress = Callable[[str], None]
 # Stress weights need graphs of their own. Large scores make single tokens noisy: the longest case
 # is there for its number of tokens.
 STRESS_CASES: tuple[Case, ...] = ((1, 17), (3, 128))
-
 
 SAMPLER_LENGTH = 16
 
@@ -102,17 +100,10 @@ def measure(
         cases: (batch, length) of the inputs.
         checkpoint: what `model` is.
     """
-    spec = compared(component)
-    reference = TorchStage(model, spec)
     cases = list(dict.fromkeys(clamped(case, model.config) for case in cases))
-    inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
+    subject = Subject.of(model, component, precision, cases, checkpoint, paths)
     if checkpoint == "stress":
-        inputs = {case: stress_inputs(spec, arrays) for case, arrays in inputs.items()}
-    expected = {case: reference(*arrays) for case, arrays in inputs.items()}
-    subject = Subject(model, spec, precision, checkpoint, paths, inputs, expected)
-    if checkpoint == "stress":
-        limit = float64_limit(model, spec, inputs, expected)
-        subject = replace(subject, exact_limit=limit)
+        subject = replace(subject, exact_limit=float64_limit(subject))
     return prove(subject)
 
 
@@ -165,47 +156,39 @@ class _Context:
     def component(self, component: str, name: str, tough: LDLM | None) -> Proof:
         """All that is asked of a component in a precision; of `tough` too, the stressed model."""
         model, options, progress = self.model, self.options, self.progress
-        precision, spec, scope = (
-            Precision.of(name),
-            compared(component),
-            self._scope(name, component),
-        )
+        precision, scope = Precision.of(name), self._scope(name, component)
         paths = {s: self.manifest.graph(name, s).verified(self.folder) for s in scope.graphs}
         progress(f"{component} {name}")
         found = measure(model, component, precision, paths, CASES, "given")
         records = [
-            record
-            for each in stages_of(component)
-            for record in islands.look(paths[each.name], each, precision)
+            r for s in stages_of(component) for r in islands.look(paths[s.name], s, precision)
         ]
         if tough is not None:
             found += stress(self.folder, tough, component, name, progress)
         reports: list[TapReport] = []
-        outcomes: list[Outcome] = []
-        rows: list[Ablation] = []
+        outcomes: tuple[Outcome, ...] = ()
+        rows: tuple[Ablation, ...] = ()
         if options.taps:
             progress(f"{component} {name}, taps")
+            spec = compared(component)
             reports = taps.look(paths[spec.name], model, spec, precision)
-            found += [m for report in reports if (m := taps.measurement(report)) is not None]
+            found += filter(None, map(taps.measurement, reports))
         if options.self_test:
             where = (self.folder, self.manifest, model, precision, component)
-            outcomes = list(self_test(*where, progress))
+            outcomes = tuple(self_test(*where, progress))
         if options.runtime:
             found += self._engines(component, name)
         if options.ablate and precision.is_half:
-            rows = list(ablate(model, precision, component, progress))
-        return Proof(
-            tuple(found), tuple(records), tuple(reports), tuple(outcomes), tuple(rows),
-            scopes=(scope,),
-        )  # fmt: skip
+            rows = tuple(ablate(model, precision, component, progress))
+        parts = (tuple(found), tuple(records), tuple(reports), outcomes, rows)
+        return Proof(*parts, scopes=(scope,))
 
     def sampler(self, precisions: Sequence[str]) -> Proof:
         """The whole sampler in every precision."""
+        steps = self.options.sampler_steps
         length = min(SAMPLER_LENGTH, self.model.config.n_positions)
-        found, curves = drift(
-            self.folder, self.manifest, self.model, precisions,
-            steps=self.options.sampler_steps, length=length, progress=self.progress,
-        )  # fmt: skip
+        where = (self.folder, self.manifest, self.model, precisions)
+        found, curves = drift(*where, steps=steps, length=length, progress=self.progress)
         scopes = tuple(self._scope(name, SAMPLER) for name in precisions)
         return Proof(measurements=tuple(found), drift=tuple(curves), scopes=scopes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -21,17 +22,19 @@ from engines.proof.records import (
     number,
 )
 from engines.show.table import BAD, Cell, add_row, marked, table, verdict
-from export.equations import TAPS
+from export.equations import TAPS, Tap
 from export.precision import ISLANDS, Precision
 from export.stages import components, stage
+
+# Cells by what stands in the first columns and, last, the name of a further one.
+Found = dict[tuple[str, ...], Cell]
 
 
 def tables(proof: Proof) -> Iterator[Table]:
     """Every table that a proof has something for; the four answers come last."""
     yield islands_table(proof)
     yield parity_table(proof)
-    for report in proof.taps:
-        yield taps_table(report)
+    yield from map(taps_table, proof.taps)
     if proof.drift:
         yield drift_table(proof)
     if proof.self_test:
@@ -71,22 +74,33 @@ def parity_table(proof: Proof) -> Table:
 
 def islands_table(proof: Proof) -> Table:
     """The dtypes that were found in the files and in TensorRT's networks of them."""
-    precisions = list(dict.fromkeys(record.precision for record in proof.islands))
-    made = table(
-        "Islands, from the ONNX file and from TensorRT's network of it",
-        ("stage", "source", "layer", *precisions),
-    )
-    rows: dict[tuple[str, str, str], dict[str, Cell]] = defaultdict(dict)
+    found: Found = {}
     for record in proof.islands:
-        rows[record.stage, record.source, record.what][record.precision] = _found(record)
-    for key, row in rows.items():
-        add_row(made, *key, *(row.get(precision, "") for precision in precisions))
+        wrong = "" if record.passed else f" FAIL: not {record.expected}"
+        where = (record.stage, record.source, record.what, record.precision)
+        found[where] = Text.assemble(counted(record.found), (wrong, BAD))
+    title = "Islands, from the ONNX file and from TensorRT's network of it"
+    return _by_last(title, ("stage", "source", "layer"), found)
+
+
+def self_test_table(proof: Proof) -> Table:
+    """Every damage, and the questions that noticed it per precision."""
+    found: Found = {}
+    for outcome in proof.self_test:
+        noticed = ", ".join(outcome.noticed_by) or "nobody"
+        shown = marked(noticed if outcome.passed else noticed.upper(), good=bool(outcome.passed))
+        found[outcome.stage, outcome.damage, outcome.precision] = shown
+    title = "Would we notice? Damaged graphs, and the questions that noticed"
+    return _by_last(title, ("stage", "damage"), found)
+
+
+def _by_last(title: str, names: Sequence[str], found: Found) -> Table:
+    """A column for each last part of the keys, a row for what stands before it."""
+    columns = list(dict.fromkeys(key[-1] for key in found))
+    made = table(title, (*names, *columns))
+    for row in dict.fromkeys(key[:-1] for key in found):
+        add_row(made, *row, *(found.get((*row, column), "") for column in columns))
     return made
-
-
-def _found(record: IslandRecord) -> Text:
-    wrong = "" if record.passed else f" FAIL: not {record.expected}"
-    return Text.assemble(counted(record.found), (wrong, BAD))
 
 
 def drift_table(proof: Proof) -> Table:
@@ -100,23 +114,6 @@ def drift_table(proof: Proof) -> Table:
     for curve in proof.drift:
         cells = (number(curve.errors[s]) if s < len(curve.errors) else "" for s in shown)
         add_row(made, curve.precision, *cells)
-    return made
-
-
-def self_test_table(proof: Proof) -> Table:
-    """Every damage, and the questions that noticed it per precision."""
-    precisions = list(dict.fromkeys(outcome.precision for outcome in proof.self_test))
-    made = table(
-        "Would we notice? Damaged graphs, and the questions that noticed",
-        ("stage", "damage", *precisions),
-    )
-    rows: dict[tuple[str, str], dict[str, Cell]] = defaultdict(dict)
-    for outcome in proof.self_test:
-        noticed = ", ".join(outcome.noticed_by) or "nobody"
-        shown = marked(noticed if outcome.passed else noticed.upper(), good=bool(outcome.passed))
-        rows[outcome.stage, outcome.damage][outcome.precision] = shown
-    for key, row in rows.items():
-        add_row(made, *key, *(row.get(precision, "") for precision in precisions))
     return made
 
 
@@ -140,13 +137,11 @@ def taps_table(report: TapReport) -> Table:
         return marked(text, good=name != first)
 
     taps = TAPS[stage(report.stage).component]
-    for tap in taps.before:
-        add_row(made, tap.name, tap.equation, cell(tap.name))
-    for tap in taps.block:
-        cells = [cell(f"{block}.{tap.name}") for block in blocks]
-        add_row(made, tap.name, tap.equation, "", *cells)
-    for tap in taps.after:
-        add_row(made, tap.name, tap.equation, cell(tap.name))
+    rows: list[tuple[Tap, list[Cell]]] = [(tap, [cell(tap.name)]) for tap in taps.before]
+    rows += [(tap, ["", *(cell(f"{b}.{tap.name}") for b in blocks)]) for tap in taps.block]
+    rows += [(tap, [cell(tap.name)]) for tap in taps.after]
+    for tap, cells in rows:
+        add_row(made, tap.name, tap.equation, *cells)
     return made
 
 
@@ -164,11 +159,9 @@ def ablation_table(proof: Proof) -> Table:
         name = "none" if not row.off else row.off[0] if len(row.off) == 1 else "all"
         groups[row.stage, row.checkpoint, row.precision][name] = row
     for key, rows in groups.items():
-        cells = [
-            marked(f"{rows[name].ratio:.3g}", good=bool(rows[name].passed)) if name in rows else "-"
-            for name in variants
-        ]
-        add_row(made, *key, number(next(iter(rows.values())).autocast), *cells)
+        shown = {n: marked(f"{r.ratio:.3g}", good=bool(r.passed)) for n, r in rows.items()}
+        autocast = number(next(iter(rows.values())).autocast)
+        add_row(made, *key, autocast, *(shown.get(name, "-") for name in variants))
     return made
 
 
@@ -181,21 +174,18 @@ def answers_table(proof: Proof) -> Table:
         "errors as shares of their limits, the worst of each",
     )  # fmt: skip
     precisions = dict.fromkeys(found.precision for found in proof.measurements)
-    for component in (*components(), SAMPLER):
-        for precision in precisions:
-            mine = proof.only({(precision, component)})
-            found = mine.measurements
-            if not found:
-                continue
-            if component == SAMPLER:
-                add_row(made, component, precision, "", _worst(found), "", "")
-                continue
+    for component, precision in itertools.product((*components(), SAMPLER), precisions):
+        mine = proof.only({(precision, component)})
+        found = mine.measurements
+        if component == SAMPLER and found:
+            add_row(made, component, precision, "", _worst(found), "", "")
+        elif found:
             exact = Precision.of(precision).is_float32
+            formula = [m for m in found if exact or m.question.of_formula]
+            rounding = [m for m in found if not m.question.of_formula]
             add_row(
-                made, component, precision,
-                _worst([m for m in found if exact or m.question.of_formula]),
-                "it is the measure" if exact
-                else _worst([m for m in found if not m.question.of_formula]),
+                made, component, precision, _worst(formula),
+                "it is the measure" if exact else _worst(rounding),
                 _count(mine.islands, "dtypes"), _count(mine.self_test, "judged right"),
             )  # fmt: skip
     return made

@@ -46,7 +46,7 @@ def _rows(
     manifest: Manifest, precision: str, component: str, saved: Saved[Proof]
 ) -> Iterator[list[Cell]]:
     """A row per target of a component's engines, or one that says that there is none."""
-    found = [manifest.find_graph(precision, s.name) for s in stages_of(component)]
+    found = (manifest.find_graph(precision, s.name) for s in stages_of(component))
     graphs = [graph for graph in found if graph is not None]
     if not graphs:
         return

@@ -46,7 +46,8 @@ def is_decoy(path: Any) -> bool:
     place = path.parent.resolve() / path.name
     if any(place.is_relative_to(root) for root in ROOTS) or set(OWN) & set(place.parts):
         return True
-    return any(part.startswith("pytest-cache-files-") for part in place.parts)  # its own first folder
+    # In a new clone pytest makes its cache folder under this name.
+    return any(part.startswith("pytest-cache-files-") for part in place.parts)
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
