@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engines.artifacts import folder as folders
-from engines.artifacts.build import build_artifacts, engine_decisions
-from engines.artifacts.export import export_artifacts, export_jobs, told, workers_for
+from engines.artifacts.build import Build, build_artifacts
+from engines.artifacts.export import Export, export_artifacts
 from engines.artifacts.ingredients import Decision
-from engines.artifacts.jobs import Job, Report, run_jobs
-from engines.artifacts.source import job_memory
+from engines.artifacts.jobs import Job, Report, Told, run_told
+from engines.artifacts.source import job_memory, workers_for
 from engines.compile.target import Target, chosen_target
 from engines.proof.questions import NOTHING_MORE
 from engines.proof.saved import read, reasons
@@ -27,8 +27,6 @@ from engines.tensorrt.profiles import Profiles, profiles
 from engines.tensorrt.targets import RTX
 from export.precision import Precision
 from export.stages import compiled, components
-
-Progress = Callable[[str], None]
 
 # Peak memory of a process that proves or builds a component (`job_memory`). Measured at base: the
 # most was 3.7 GB, for the proof of the float16 token decoder (0.27 GB of float32 parameters).
@@ -63,10 +61,6 @@ class Asked:
         ranges = profiles(config, self.names, self.batch, self.length)
         return chosen_target(self.target, self.sms), ranges
 
-    def engines(self, precision: str, stages: Sequence[str]) -> list[Decision]:
-        """What a build would do with these stages."""
-        return engine_decisions(self.folder, precision, *self.build(), stages)
-
 
 @dataclass
 class Made:
@@ -77,7 +71,7 @@ class Made:
     built: list[Decision] = field(default_factory=list)
 
 
-def make_engines(asked: Asked, progress: Progress, *, workers: int | None = None) -> Made:
+def make_engines(asked: Asked, progress: Told, *, workers: int | None = None) -> Made:
     """Export, prove and build what has changed.
 
     Args:
@@ -94,14 +88,13 @@ def make_engines(asked: Asked, progress: Progress, *, workers: int | None = None
     for name in asked.precisions:
         Precision.of(name).require(asked.target)
     made = Made()
-    found = export_jobs(asked.checkpoint, asked.folder, asked.precisions)
-    if found is None:
-        made.exported = export_artifacts(
-            asked.checkpoint, asked.folder, asked.precisions, progress, workers=workers
-        )
-        exports: dict[str, Job] = {}
+    export = Export(asked.checkpoint, asked.folder, asked.precisions)
+    exports: dict[str, Job] = {}
+    if export.replaces():
+        arguments = (asked.checkpoint, asked.folder, asked.precisions, progress)
+        made.exported = export_artifacts(*arguments, workers=workers)
     else:
-        decisions, exports = found
+        decisions, exports = export.pending()
         made.exported = [decision for decision in decisions.values() if not decision.reasons]
     jobs = [
         job
@@ -110,8 +103,7 @@ def make_engines(asked: Asked, progress: Progress, *, workers: int | None = None
         for job in _chain(asked, made, precision, component, exports)
     ]
     workers = workers_for(asked.checkpoint) if workers is None else workers
-    results = run_jobs(jobs, told(progress, len(jobs)), workers=workers) if jobs else {}
-    for name, result in results.items():
+    for name, result in run_told(jobs, progress, workers).items():
         kind, _, rest = name.partition(" ")
         if kind == "export":
             made.exported.append(result)
@@ -127,7 +119,7 @@ def _chain(
 ) -> list[Job]:
     """The jobs of a component in a precision, each after the one before it."""
     key, stages = f"{precision} {component}", compiled(component)
-    jobs = [exports[key]] if key in exports else []
+    jobs = [replace(exports[key], name=f"export {key}")] if key in exports else []
 
     def add(kind: str, run: Callable[[Report], Any], factor: float) -> None:
         memory = job_memory(asked.checkpoint, component, factor)
@@ -135,7 +127,7 @@ def _chain(
 
     if jobs or _unproved(asked, precision, component):
         add("verify", functools.partial(_verify, asked, precision, component), PROOF_FACTOR)
-    kept = [] if jobs else asked.engines(precision, stages)
+    kept = [] if jobs else Build(asked.folder, *asked.build()).decisions(precision, stages)
     if stages and (jobs or any(decision.reasons for decision in kept)):
         add("build", functools.partial(_build, asked, precision, stages), BUILD_FACTOR)
     else:

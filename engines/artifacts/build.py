@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.artifacts import folder as folders
 from engines.artifacts import ingredients
 from engines.artifacts.digests import Digests
-from engines.artifacts.ingredients import Decision
-from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry
+from engines.artifacts.ingredients import Decision, stale
+from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
 from engines.compile.target import Target
 from engines.tensorrt.profiles import Profiles
 from export.precision import Precision
 from export.stages import compiled, stage
 from ldlm import files
+
+if TYPE_CHECKING:
+    from engines.compile.network import BuiltEngine
+
+Progress = Callable[[str, int, int], None]
 
 
 def build_artifacts(
@@ -23,7 +29,7 @@ def build_artifacts(
     precisions: Sequence[str] | None,
     target: Target,
     profiles: Profiles,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
     stages: Sequence[str] | None = None,
 ) -> list[Decision]:
     """Compile the graphs that engines run with TensorRT, as far as anything has changed.
@@ -44,110 +50,94 @@ def build_artifacts(
         ArtifactError, EngineBuildError, DiskSpaceError: as the steps.
     """
     manifest = folders.load(folder)
-    chosen = list(precisions or ())
-    if not chosen:
-        exported = manifest.precisions()
-        chosen = [n for n in exported if Precision.of(n).runs_on(target.library)] or exported
+    exported = [] if precisions else manifest.precisions()
+    runs = [name for name in exported if Precision.of(name).runs_on(target.library)]
+    chosen = precisions or runs or exported
     for name in chosen:
         Precision.of(name).require(target.library)
     # Every input is looked up before the first engine is built.
     parts = compiled() if stages is None else stages
     wanted = [manifest.graph(name, part) for name in chosen for part in parts]
-    digests = Digests(folder)
-    decisions = []
-    for graph in wanted:
-        what = f"{graph.precision} {graph.stage}"
-        lock = f"{files.LOCK}-{target.name}-{graph.precision}-{graph.stage}"
-        waiting = functools.partial(progress, f"waiting for another build of {what}", 0, 1)
-        with files.locked(folder, lock, waiting=waiting):
-            reasons = _update_engine(folder, graph, target, profiles, digests, progress)
-        decisions.append(Decision(what, reasons))
-    digests.save()
+    build = Build(folder, target, profiles)
+    decisions = [Decision(f"{g.precision} {g.stage}", build.update(g, progress)) for g in wanted]
+    build.digests.save()
     return decisions
 
 
-def engine_decisions(
-    folder: Path, precision: str, target: Target, profiles: Profiles, stages: Sequence[str]
-) -> list[Decision]:
-    """What `build_artifacts` would do with these stages in a precision; nothing is built."""
-    digests, decisions = Digests(folder), []
-    manifest = folders.load(folder)
-    for name in stages:
-        graph = manifest.graph(precision, name)
-        made_from = _ingredients(graph, target, profiles)
-        old = manifest.engine(precision, name, target.name)
-        reasons = _engine_reasons(folder, old, made_from, digests)
-        decisions.append(Decision(f"{precision} {name}", reasons))
-    return decisions
+class Build:
+    """Engines of a folder's graphs, for a target."""
 
+    def __init__(self, folder: Path, target: Target, profiles: Profiles) -> None:
+        self.folder, self.target, self.profiles = folder, target, profiles
+        self.digests = Digests(folder)
 
-def _ingredients(graph: GraphEntry, target: Target, profiles: Profiles) -> dict[str, str]:
-    ranges = profiles if stage(graph.stage).dynamic else {}
-    return ingredients.engine_ingredients(graph.graph.sha256, graph.data.sha256, target, ranges)
+    def decisions(self, precision: str, stages: Sequence[str]) -> list[Decision]:
+        """What `build_artifacts` would do with these stages in a precision; nothing is built."""
+        manifest = folders.load(self.folder)
+        graphs = [manifest.graph(precision, name) for name in stages]
+        return [Decision(f"{precision} {g.stage}", self._look(manifest, g)[1]) for g in graphs]
 
+    def _ranges(self, graph: GraphEntry) -> Profiles:
+        return self.profiles if stage(graph.stage).dynamic else {}
 
-def _update_engine(
-    folder: Path,
-    graph: GraphEntry,
-    target: Target,
-    profiles: Profiles,
-    digests: Digests,
-    progress: Callable[[str, int, int], None],
-) -> tuple[str, ...]:
-    """Build an engine if anything has changed, and commit it; what that was."""
-    with folders.reading(folder) as manifest:  # it may be newer than `graph`
-        graph = manifest.graph(graph.precision, graph.stage)
-        ranges = profiles if stage(graph.stage).dynamic else {}
-        made_from = _ingredients(graph, target, profiles)
-        old = manifest.engine(graph.precision, graph.stage, target.name)
-        if not (reasons := _engine_reasons(folder, old, made_from, digests)):
-            return ()
-        what = f"{graph.precision} {graph.stage}"
-        kept = f"engines/{graph.precision}/{target.name}/"
-        files.require_space(folder / kept / f"{graph.stage}.engine", int(1.1 * graph.data.bytes))
-        built = target.build(
-            graph.verified(folder),
-            stage(graph.stage),
-            manifest.config,
-            ranges,
-            lambda phase, step, steps: progress(f"{what}: {phase}", step, steps),
+    def _look(
+        self, manifest: Manifest, graph: GraphEntry
+    ) -> tuple[ingredients.Ingredients, tuple[str, ...]]:
+        """What an engine is made from now, and why it must be built; no reason if it is there."""
+        made_from = ingredients.engine_ingredients(
+            graph.graph.sha256, graph.data.sha256, self.target, self._ranges(graph)
         )
-    with files.staging_folder(folder) as staging:
-        path = staging / "engine" / f"{graph.stage}.engine"
-        with files.disk_errors(folder / kept / path.name):
-            path.parent.mkdir()
-            path.write_bytes(built.plan)
-        files.sync_folder(path.parent)
-        file = FileEntry.of(path.parent, path)
-        with folders.updated(folder) as manifest:
-            place = folders.place(kept, graph.stage, made_from)
-            entry = EngineEntry(
-                stage=graph.stage,
-                precision=graph.precision,
-                target=target.name,
-                engine=file.under(files.publish_new(path.parent, folder, place)),
-                made_from=made_from,
-                sms=built.sms,
-                refused=built.refused,
-                profiles={name: dict(axes) for name, axes in ranges.items()},
-                builder=built.builder,
-                seconds=round(built.seconds, 2),
-            )
-            manifest.put_engine(entry)
-            # No build would ever replace an engine of a stage that is compiled no more.
-            manifest.engines = [e for e in manifest.engines if e.stage in compiled()]
-            digests.note(folder / entry.engine.path, file.sha256)
-    return reasons
+        old = manifest.engine(graph.precision, graph.stage, self.target.name)
+        return made_from, stale(old, "not built yet", self.folder, made_from, self.digests)
 
+    def update(self, graph: GraphEntry, progress: Progress) -> tuple[str, ...]:
+        """Build an engine if anything has changed and no other process has; what that was."""
+        what = f"{graph.precision} {graph.stage}"
+        lock = f"{files.LOCK}-{self.target.name}-{graph.precision}-{graph.stage}"
+        waiting = functools.partial(progress, f"waiting for another build of {what}", 0, 1)
+        with files.locked(self.folder, lock, waiting=waiting):
+            with folders.reading(self.folder) as manifest:  # it may be newer than `graph`
+                graph = manifest.graph(graph.precision, graph.stage)
+                made_from, reasons = self._look(manifest, graph)
+                if not reasons:
+                    return ()
+                place = self.folder / "engines" / f"{graph.stage}.engine"
+                files.require_space(place, int(1.1 * graph.data.bytes))
+                built = self.target.build(
+                    graph.verified(self.folder),
+                    stage(graph.stage),
+                    manifest.config,
+                    self._ranges(graph),
+                    lambda phase, step, steps: progress(f"{what}: {phase}", step, steps),
+                )
+            self._commit(graph, built, made_from)
+        return reasons
 
-def _engine_reasons(
-    folder: Path, entry: EngineEntry | None, made_from: Mapping[str, str], digests: Digests
-) -> tuple[str, ...]:
-    """Why an engine must be built; empty if what is there is what would come out."""
-    if entry is None:
-        return ("not built yet",)
-    if changed := ingredients.changes(entry.made_from, made_from):
-        return changed
-    if not digests.is_same(folder / entry.engine.path, entry.engine.sha256):
-        return (f"{entry.engine.path} is not the file that was made",)
-    return ()
+    def _commit(self, graph: GraphEntry, built: BuiltEngine, made_from: dict[str, str]) -> None:
+        """Let an engine and its entry appear."""
+        kept = f"engines/{graph.precision}/{self.target.name}/"
+        with files.staging_folder(self.folder) as staging:
+            path = staging / "engine" / f"{graph.stage}.engine"
+            with files.disk_errors(self.folder / kept / path.name):
+                path.parent.mkdir()
+                path.write_bytes(built.plan)
+            files.sync_folder(path.parent)
+            file = FileEntry.of(path.parent, path)
+            with folders.updated(self.folder) as manifest:
+                place = folders.place(kept, graph.stage, made_from)
+                entry = EngineEntry(
+                    stage=graph.stage,
+                    precision=graph.precision,
+                    target=self.target.name,
+                    engine=file.under(files.publish_new(path.parent, self.folder, place)),
+                    made_from=made_from,
+                    sms=built.sms,
+                    refused=built.refused,
+                    profiles={name: dict(axes) for name, axes in self._ranges(graph).items()},
+                    builder=built.builder,
+                    seconds=round(built.seconds, 2),
+                )
+                manifest.put_engine(entry)
+                # No build would ever replace an engine of a stage that is compiled no more.
+                manifest.engines = [e for e in manifest.engines if e.stage in compiled()]
+                self.digests.note(self.folder / entry.engine.path, file.sha256)

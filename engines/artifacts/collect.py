@@ -33,7 +33,9 @@ def leftovers(folder: Path) -> list[Leftover]:
     dead = [path for path in folder.glob(f"{files.PARTIAL}*") if not files.is_in_use(path)]
     found |= dict.fromkeys(dead, "left by a process that died")
     return [
-        Leftover(path, _size(path), reason)
+        Leftover(
+            path, sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()), reason
+        )
         for path, reason in sorted(found.items())
         if path.relative_to(folder).as_posix() not in known
     ]
@@ -61,9 +63,9 @@ def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
         known = ", ".join(dict.fromkeys(e.precision for e in present.graphs))
         raise ArtifactError("nothing is there in this precision", expected=known, got=precision)
     found = [
-        Leftover(folder / path, (folder / path).stat().st_size, f"in {precision}")
-        for path in paths
-        if (folder / path).exists()
+        Leftover(path, path.stat().st_size, f"in {precision}")
+        for path in map(folder.joinpath, paths)
+        if path.exists()
     ]
     if delete:
         with folders.updated(folder) as manifest:
@@ -82,13 +84,11 @@ def _delete(folder: Path, found: list[Leftover]) -> list[Leftover]:
     """Delete what the manifest still does not speak of when nobody writes or reads."""
     with files.locked(folder), folders.unread(folder, wait=True):
         known = folders.load(folder).listed()
-        gone = {item.path.relative_to(folder).as_posix(): item for item in found}
+        gone = {i.path.relative_to(folder).as_posix(): i for i in found}
         gone = {name: item for name, item in gone.items() if name not in known}
         folders.delete(folder, gone)
     return list(gone.values())
 
 
 def _size(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file())

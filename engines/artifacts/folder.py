@@ -191,20 +191,17 @@ def require_origin(
     config = checkpoints.read_config(checkpoint)
     checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
     found = digest(checkpoint / checkpoints.WEIGHTS)
-    if config != manifest.config:
-        raise ArtifactError(
-            "the artifacts were made with another configuration",
-            expected=manifest.config,
-            got=config,
-            remedy="ldlm export this checkpoint first",
-        )
-    if found != manifest.checkpoint:
-        raise ArtifactError(
-            "the artifacts were made from another checkpoint",
-            expected=f"sha256 {manifest.checkpoint}",
-            got=f"sha256 {found}",
-            remedy="ldlm export this checkpoint first",
-        )
+    for origin, expected, got in (
+        ("with another configuration", manifest.config, config),
+        ("from another checkpoint", f"sha256 {manifest.checkpoint}", f"sha256 {found}"),
+    ):
+        if expected != got:
+            raise ArtifactError(
+                f"the artifacts were made {origin}",
+                expected=expected,
+                got=got,
+                remedy="ldlm export this checkpoint first",
+            )
     return checkpoint
 
 
@@ -215,9 +212,10 @@ def require_ours(folder: Path) -> None:
         ArtifactError: the folder exists, is not empty and has no manifest; or there is a link.
     """
     ours = (files.LOCK, files.PARTIAL, Digests.NAME, "tokenizer-")
-    others = folder.exists() and not exists(folder)
-    if others and not (
-        folder.is_dir() and all(path.name.startswith(ours) for path in folder.iterdir())
+    if (
+        folder.exists()
+        and not exists(folder)
+        and not (folder.is_dir() and all(path.name.startswith(ours) for path in folder.iterdir()))
     ):
         raise ArtifactError(
             f"{folder} is in the way",

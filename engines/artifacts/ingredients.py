@@ -10,9 +10,11 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from engines.artifacts.code import PACKAGES, closure, source_digest
-from engines.artifacts.digests import text_digest
+from engines.artifacts.digests import Digests, text_digest
+from engines.artifacts.manifest import EngineEntry, GraphEntry
 from engines.compile.target import Target
 from engines.tensorrt.profiles import Profiles
 from export.precision import Precision
@@ -87,6 +89,32 @@ def proof_ingredients(
     }
 
 
+def stale(
+    entry: GraphEntry | EngineEntry | None,
+    missing: str,
+    folder: Path,
+    made_from: Mapping[str, str],
+    digests: Digests,
+) -> tuple[str, ...]:
+    """Why something must be made, in words; empty if what is there is what would come out.
+
+    Args:
+        entry: of what is there; None is nothing, for which `missing` is the reason.
+        missing: see `entry`.
+        folder: the artifacts.
+        made_from: what it would be made from now.
+        digests: of the files.
+    """
+    if entry is None:
+        return (missing,)
+    if changed := changes(entry.made_from, made_from):
+        return changed
+    for file in entry.files:
+        if not digests.is_same(folder / file.path, file.sha256):
+            return (f"{file.path} is not the file that was made",)
+    return ()
+
+
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
     """What differs, in words; empty if nothing does."""
     found = []
@@ -113,12 +141,8 @@ class Decision:
 
 def tool_versions(names: Iterable[str]) -> dict[str, str]:
     """Installed versions; what is not installed is left out."""
-    found = {}
-    for name in names:
-        installed = installed_version(name)
-        if installed is not None:
-            found[name] = installed
-    return found
+    found = {name: installed_version(name) for name in names}
+    return {name: installed for name, installed in found.items() if installed is not None}
 
 
 def installed_version(package: str) -> str | None:

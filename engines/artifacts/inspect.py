@@ -34,7 +34,8 @@ def describe(path: Path) -> Document:
     if path.is_file() and path.suffix == ".onnx":
         return _graph(path)
     if path.is_file() and path.suffix == ".engine":
-        return _engine(path)
+        size = path.stat().st_size
+        return {"sha256": files.sha256(path), "bytes": size, "manifest": _home(path)}
     raise ArtifactError(
         "there is nothing to inspect",
         expected="an artifacts folder, an .onnx or an .engine file",
@@ -103,7 +104,7 @@ def _graph(path: Path) -> Document:
         found = _facts(path)
     except Exception as error:  # of protobuf, of onnx_ir, of what a damaged graph leaves undefined
         raise ArtifactError(f"{path} is not a readable ONNX file", got=str(error)[:300]) from error
-    return {"sha256": files.sha256(path), **found, "manifest": _home(path, "graphs")}
+    return {"sha256": files.sha256(path), **found, "manifest": _home(path)}
 
 
 def _facts(path: Path) -> Document:
@@ -141,17 +142,8 @@ def _types(node: Any) -> str:
     return " -> ".join(names)
 
 
-def _engine(path: Path) -> Document:
-    """An engine's file says nothing of itself; what is known stands in the manifest beside it."""
-    return {
-        "sha256": files.sha256(path),
-        "bytes": path.stat().st_size,
-        "manifest": _home(path, "engines"),
-    }
-
-
-def _home(path: Path, kind: str) -> Document | str:
-    """What the manifest above a file says of it."""
+def _home(path: Path) -> Document | str:
+    """What the manifest above a file says of it; an engine's file says nothing of itself."""
     folder = next((p for p in path.resolve().parents if folders.exists(p)), None)
     if folder is None:
         return "none above this file"
@@ -160,14 +152,11 @@ def _home(path: Path, kind: str) -> Document | str:
     except ArtifactError as error:  # another program's, perhaps
         return f"not readable: {error.problem}"
     name = path.resolve().relative_to(folder).as_posix()
-    entries = {e.graph.path: e.graph for e in manifest.graphs}
-    entries |= {e.engine.path: e.engine for e in manifest.engines}
-    if name not in entries:
-        return f"{folder.name} does not speak of this file"
-    same = files.sha256(path) == entries[name].sha256
-    found: Document = {"of": folder.name, "file": "as it was made" if same else "CHANGED SINCE"}
-    if kind == "engines":
-        found |= next(_entry(e) for e in manifest.engines if e.engine.path == name)
-    else:
-        found |= {"made from": next(e.made_from for e in manifest.graphs if e.graph.path == name)}
-    return found
+    for entry in manifest.entries():
+        if entry.files[0].path == name:
+            same = files.sha256(path) == entry.files[0].sha256
+            found = {"of": folder.name, "file": "as it was made" if same else "CHANGED SINCE"}
+            if isinstance(entry, EngineEntry):
+                return found | _entry(entry)
+            return found | {"made from": entry.made_from}
+    return f"{folder.name} does not speak of this file"

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -32,6 +32,7 @@ DONE = "done"
 PATIENCE = 30.0  # seconds that a worker has to end by itself
 Report = Callable[[str, int, int], None]
 Progress = Callable[[str, str, int, int], None]
+Told = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,32 @@ def _in_order(jobs: Sequence[Job]) -> list[Job]:
     return order
 
 
+def run_told(jobs: Iterable[Job], progress: Told, workers: int | None) -> dict[str, Any]:
+    """`run_jobs`, told in one line: what runs, how much is done, how long the rest may take."""
+    jobs = list(jobs)
+    running: dict[str, str] = {}
+    done: list[str] = []
+    began = time.monotonic()
+
+    def tell(name: str, phase: str, _step: int, _steps: int) -> None:
+        running[name] = phase
+        if phase == DONE:
+            done.append(running.pop(name))
+        text = "; ".join(f"{job}: {what}" for job, what in running.items())
+        if done and running:
+            left = (time.monotonic() - began) / len(done) * (len(jobs) - len(done))
+            text += f" ({len(done)} of {len(jobs)}, about {left:.0f} s left)"
+        if text:
+            progress(text)
+
+    return run_jobs(jobs, tell, workers=workers)
+
+
 class _Worker:
     """A process that runs jobs, one at a time."""
 
     def __init__(self, threads: int) -> None:
+        self.job: Job | None = None
         self.link, theirs = Pipe()
         environment = os.environ | dict.fromkeys(THREADS, str(threads))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -118,40 +141,38 @@ class _Worker:
             env=environment,
         )
         theirs.close()
-        self.job: Job | None = None
 
     def start(self, job: Job) -> None:
         self.job = job
         with contextlib.suppress(BrokenPipeError):  # it died: `receive` says so
             self.link.send(job.run)
 
-    def receive(self) -> tuple[str, Any]:
-        """What it says next: ("report", ...), ("result", ...) or ("error", ...).
-
-        Raises:
-            LDLMError: it died.
-        """
+    def receive(self, job: Job) -> tuple[str, Any]:
+        """What it says next: ("report", ...), ("result", ...) or ("error", ...)."""
         try:
             kind, value = self.link.recv()
         except (EOFError, ConnectionResetError):
             status = self.process.wait()
-            name = self.job.name if self.job is not None else "no job"
             raise LDLMError(
-                f"a worker process died while it ran {name}",
+                f"a worker process died while it ran {job.name}",
                 expected="an answer",
                 got=f"signal {-status}" if status < 0 else f"exit status {status}",
                 remedy="where memory was short: run fewer at a time",
             ) from None
         return kind, value
 
-    def end(self) -> None:
-        self.link.close()
-        self.process.terminate()
+
+def _end(workers: Iterable[_Worker]) -> None:
+    """Ask all to end at once, then wait for each."""
+    for worker in workers:
+        worker.process.terminate()
+        worker.link.close()
+    for worker in workers:
         try:
-            self.process.wait(timeout=PATIENCE)
+            worker.process.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:  # deep in a library: `ldlm gc` removes what it leaves
-            self.process.kill()
-            self.process.wait()
+            worker.process.kill()
+            worker.process.wait()
 
 
 class _Pool:
@@ -166,47 +187,42 @@ class _Pool:
         try:
             while self.left or self.running():
                 self.start_what_fits()
-                links: Mapping[Any, _Worker] = {w.link: w for w in self.running()}
-                for link in wait(list(links)):
-                    self.hear(links[link])
+                running = self.running()
+                ready = wait([worker.link for worker, _ in running])
+                for worker, job in running:
+                    if worker.link in ready:
+                        self.hear(worker, job)
         finally:
-            for worker in self.workers:
-                worker.process.terminate()  # all at once, before waiting for each
-            for worker in self.workers:
-                worker.end()
+            _end(self.workers)
         return self.results
 
-    def running(self) -> list[_Worker]:
-        return [worker for worker in self.workers if worker.job is not None]
+    def running(self) -> list[tuple[_Worker, Job]]:
+        return [(worker, worker.job) for worker in self.workers if worker.job is not None]
 
-    def hear(self, worker: _Worker) -> None:
-        kind, value = worker.receive()
-        job = worker.job
+    def hear(self, worker: _Worker, job: Job) -> None:
+        kind, value = worker.receive(job)
         if kind == "error":
             raise value
-        if job is not None and kind == "report":
+        if kind == "report":
             self.progress(job.name, *value)
-        elif job is not None:
+        else:
             self.results[job.name], worker.job = value, None
             self.progress(job.name, DONE, 1, 1)
 
     def start_what_fits(self) -> None:
-        for job in list(self.left):
-            held = sum(w.job.memory for w in self.running() if w.job is not None)
-            if not self.results.keys() >= set(job.after):
-                continue
+        for job in [j for j in self.left if self.results.keys() >= set(j.after)]:
+            held = sum(running.memory for _, running in self.running())
+            idle = [worker for worker in self.workers if worker.job is None]
             if held and held + job.memory > self.budget:
-                for idle in [w for w in self.workers if w.job is None]:
-                    self.workers.remove(idle)  # it holds memory, and waits for it
-                    idle.end()
+                _end(idle)  # they hold memory, and it waits for it
+                self.workers = [worker for worker in self.workers if worker not in idle]
                 continue
-            idle_one = next((w for w in self.workers if w.job is None), None)
-            if idle_one is None and len(self.workers) == self.limit:
+            if not idle and len(self.workers) == self.limit:
                 return
-            if idle_one is None:
-                idle_one = _Worker(max(1, cores() // self.limit))
-                self.workers.append(idle_one)
-            idle_one.start(job)
+            if not idle:
+                idle = [_Worker(max(1, cores() // self.limit))]
+                self.workers += idle
+            idle[0].start(job)
             self.left.remove(job)
 
 

@@ -60,26 +60,18 @@ class FileEntry:
             ArtifactError: it is missing, cut or changed.
         """
         path = folder / self.path
-        remedy = "make it again with ldlm export or ldlm build"
         if not path.is_file():
-            raise ArtifactError("a file is missing", expected=path, got="no file", remedy=remedy)
-        size = path.stat().st_size
-        if size != self.bytes:
-            raise ArtifactError(
-                f"{path} is not the file that was made",
-                expected=f"{self.bytes:,} bytes",
-                got=f"{size:,} bytes",
-                remedy=remedy,
-            )
-        found = files.sha256(path)
-        if found != self.sha256:
-            raise ArtifactError(
-                f"{path} has changed since it was made",
-                expected=f"sha256 {self.sha256}",
-                got=f"sha256 {found}",
-                remedy=remedy,
-            )
-        return path
+            problem, expected, got = "a file is missing", str(path), "no file"
+        elif (size := path.stat().st_size) != self.bytes:
+            problem = f"{path} is not the file that was made"
+            expected, got = f"{self.bytes:,} bytes", f"{size:,} bytes"
+        elif (found := files.sha256(path)) != self.sha256:
+            problem = f"{path} has changed since it was made"
+            expected, got = f"sha256 {self.sha256}", f"sha256 {found}"
+        else:
+            return path
+        remedy = "make it again with ldlm export or ldlm build"
+        raise ArtifactError(problem, expected=expected, got=got, remedy=remedy)
 
 
 def read(entry: FileEntry, folder: Path) -> bytes:
@@ -96,19 +88,30 @@ def read(entry: FileEntry, folder: Path) -> bytes:
     return content
 
 
-def _require_names(stage: str, *parts: str) -> None:
-    """Names become paths: each is one component, and the stage is one that we know.
+@dataclass(frozen=True)
+class Entry:
+    """What was made of a stage in a precision. Its names become parts of paths.
 
     Raises:
-        ArtifactError: a name is not usable.
+        ArtifactError: a name is not one component of a path, or the stage is none that we know.
     """
-    good = all(re.fullmatch(r"\w[\w+.-]*", part) for part in parts)
-    if not good or all(spec.name != stage for spec in STAGES):
-        raise ArtifactError("the manifest holds an unusable name", got=", ".join((stage, *parts)))
+
+    stage: str
+    precision: str
+
+    def __post_init__(self) -> None:
+        good = all(re.fullmatch(r"\w[\w+.-]*", name) for name in self.key)
+        if not good or all(spec.name != self.stage for spec in STAGES):
+            raise ArtifactError("the manifest holds an unusable name", got=", ".join(self.key))
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What it is the only one of."""
+        return (self.stage, self.precision)
 
 
 @dataclass(frozen=True)
-class GraphEntry:
+class GraphEntry(Entry):
     """An exported ONNX graph and its external data.
 
     Attributes:
@@ -116,16 +119,16 @@ class GraphEntry:
         evidence: what the checks counted in it.
     """
 
-    stage: str
-    precision: str
     graph: FileEntry
     data: FileEntry
     made_from: dict[str, str]
     seconds: float
     evidence: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        _require_names(self.stage, self.precision)
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The graph and its weights."""
+        return (self.graph, self.data)
 
     def verified(self, folder: Path) -> Path:
         """The graph's path, if it and the data it reads are there and unchanged.
@@ -138,7 +141,7 @@ class GraphEntry:
 
 
 @dataclass(frozen=True)
-class EngineEntry:
+class EngineEntry(Entry):
     """A compiled engine: what it was made from, for which devices and shapes.
 
     Attributes:
@@ -149,8 +152,6 @@ class EngineEntry:
         builder: the library that built it, its version, and the settings.
     """
 
-    stage: str
-    precision: str
     target: str
     engine: FileEntry
     made_from: dict[str, str]
@@ -160,8 +161,15 @@ class EngineEntry:
     builder: dict[str, str]
     seconds: float
 
-    def __post_init__(self) -> None:
-        _require_names(self.stage, self.precision, self.target)
+    @property
+    def key(self) -> tuple[str, ...]:
+        """A stage has an engine per precision and target."""
+        return (*super().key, self.target)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The engine."""
+        return (self.engine,)
 
     def is_of(self, graph: GraphEntry) -> bool:
         """Whether it was made from this graph and these weights."""
@@ -193,19 +201,24 @@ class Manifest:
     runs: dict[str, dict[str, float]] = field(default_factory=dict)
     schema: int = SCHEMA
 
+    @property
+    def origin(self) -> tuple[str, LDLMConfig]:
+        """The checkpoint that it is of, and its configuration."""
+        return (self.checkpoint, self.config)
+
     def precisions(self) -> list[str]:
         """What was exported whole, in order; experiments must be asked for by name.
 
         Raises:
             ArtifactError: nothing else was.
         """
-        names = list(dict.fromkeys(entry.precision for entry in self.graphs))
-        whole = [
+        names = dict.fromkeys(entry.precision for entry in self.graphs)
+        found = [
             name
             for name in names
             if all(self.find_graph(name, s.name) for c in components() for s in stages_of(c))
+            and not Precision.of(name).is_experiment
         ]
-        found = [name for name in whole if not Precision.of(name).is_experiment]
         if not found:
             raise ArtifactError(
                 "no precision was exported",
@@ -217,8 +230,7 @@ class Manifest:
 
     def find_graph(self, precision: str, stage: str) -> GraphEntry | None:
         """The entry of a graph, or None where it was not exported."""
-        key = (precision, stage)
-        return next((e for e in self.graphs if (e.precision, e.stage) == key), None)
+        return next((e for e in self.graphs if e.key == (stage, precision)), None)
 
     def graph(self, precision: str, stage: str) -> GraphEntry:
         """The entry of a graph.
@@ -256,9 +268,8 @@ class Manifest:
 
     def put_graph(self, entry: GraphEntry) -> None:
         """Add or replace a graph's entry; engines of another version of it are dropped."""
-        key = (entry.precision, entry.stage)
-        self.graphs = [e for e in self.graphs if (e.precision, e.stage) != key] + [entry]
-        self.engines = [e for e in self.engines if (e.precision, e.stage) != key or e.is_of(entry)]
+        self.graphs = [e for e in self.graphs if e.key != entry.key] + [entry]
+        self.engines = [e for e in self.engines if e.key[:2] != entry.key or e.is_of(entry)]
 
     def put_engine(self, entry: EngineEntry) -> None:
         """Add or replace an engine's entry.
@@ -273,42 +284,36 @@ class Manifest:
                 stage=entry.stage,
                 remedy="run ldlm build again",
             )
-        key = (entry.precision, entry.stage, entry.target)
-        self.engines = [e for e in self.engines if (e.precision, e.stage, e.target) != key] + [
-            entry
-        ]
+        self.engines = [e for e in self.engines if e.key != entry.key] + [entry]
 
     def engine(self, precision: str, stage: str, target: str) -> EngineEntry | None:
         """The entry of an engine, or None where it was not built."""
-        key = (precision, stage, target)
-        found = (e for e in self.engines if (e.precision, e.stage, e.target) == key)
-        return next(found, None)
+        return next((e for e in self.engines if e.key == (stage, precision, target)), None)
+
+    def entries(self) -> list[GraphEntry | EngineEntry]:
+        """All that was made."""
+        return [*self.graphs, *self.engines]
 
     def files(self) -> list[FileEntry]:
         """All files that it speaks of, each once."""
-        entries = [file for e in self.graphs for file in (e.graph, e.data)]
-        entries += [e.engine for e in self.engines]
-        entries += [self.tokenizer] if self.tokenizer is not None else []
-        return list({entry.path: entry for entry in entries}.values())
+        files = [file for entry in self.entries() for file in entry.files]
+        files += [self.tokenizer] if self.tokenizer is not None else []
+        return list({file.path: file for file in files}.values())
 
     def listed(self) -> set[str]:
         """The paths of all files that it speaks of."""
         return {entry.path for entry in self.files()}
 
-    def to_json(self) -> bytes:
-        """The content of manifest.json."""
-        return (json.dumps(msgspec.to_builtins(self), indent=2) + "\n").encode()
-
     def save(self, folder: Path) -> None:
         """Write manifest.json, whole or not at all."""
-        files.write_whole(folder / MANIFEST, self.to_json())
+        text = json.dumps(msgspec.to_builtins(self), indent=2)
+        files.write_whole(folder / MANIFEST, f"{text}\n".encode())
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of manifest.json, from the classes above."""
-    schema = msgspec.json.schema(Manifest)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"manifest.json of an artifacts folder, schema version {SCHEMA}",
-        **schema,
+        **msgspec.json.schema(Manifest),
     }

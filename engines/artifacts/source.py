@@ -20,6 +20,7 @@ from ldlm.errors import ArtifactError
 # of the stage's float32 parameters. The line lies above every peak measured at `base` (torch 2.13,
 # Linux, GB): denoiser fp32 1.61, fp16 1.45; latent decoder fp32 1.41; token decoder fp32 1.04.
 BASE_MEMORY, MEMORY_PER_BYTE = 1_300_000_000, 0.6
+WORTH_WORKERS = 100_000_000  # bytes of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,23 @@ class Source:
         digest = digests.of(checkpoint / checkpoints.WEIGHTS)
         return cls(checkpoint, digest, config, checkpoints.read_tokenizer(checkpoint))
 
+    @property
+    def origin(self) -> tuple[str, LDLMConfig]:
+        """What artifacts of it have in their manifest."""
+        return (self.digest, self.config)
+
     def is_of(self, manifest: Manifest) -> bool:
         """Whether the artifacts are this checkpoint's."""
-        return (manifest.checkpoint, manifest.config) == (self.digest, self.config)
+        return manifest.origin == self.origin
 
-    def require_of(self, manifest: Manifest) -> None:
-        """Refuse to mix two checkpoints in one folder.
+    def require_of(self, manifest: Manifest | None) -> Manifest:
+        """The manifest to add to; two checkpoints are not mixed in one folder.
 
         Raises:
-            ArtifactError: the artifacts are another one's.
+            ArtifactError: the artifacts are another one's, or gone.
         """
+        if manifest is None:
+            raise ArtifactError("the artifacts were removed during the export")
         if not self.is_of(manifest):
             raise ArtifactError(
                 "the folder was given to another checkpoint during the export",
@@ -60,6 +68,7 @@ class Source:
                 got=f"weights {manifest.checkpoint}",
                 remedy="export into a folder of its own",
             )
+        return manifest
 
     def fresh(self) -> Manifest:
         """A manifest without graphs."""
@@ -90,21 +99,26 @@ class Wanted:
     """
 
     precision: str
-    weights: str
+    component: str
     made_from: dict[str, str]
 
     @classmethod
-    def of(cls, source: Source, precision: str, weights: str) -> Wanted:
-        """What a stage of a checkpoint in a precision depends on."""
-        made_from = ingredients.graph_ingredients(weights, precision, source.digest, source.config)
-        return cls(precision, weights, made_from)
+    def of(cls, source: Source, precision: str, component: str) -> Wanted:
+        """What a component of a checkpoint in a precision depends on."""
+        made_from = ingredients.graph_ingredients(component, precision, *source.origin)
+        return cls(precision, component, made_from)
 
     def __str__(self) -> str:
-        return f"{self.precision} {self.weights}"
+        return f"{self.precision} {self.component}"
 
     def memory(self, source: Source) -> int:
         """Bytes of memory that a process needs to export it, at most."""
-        return job_memory(source.folder, self.weights, MEMORY_PER_BYTE)
+        return job_memory(source.folder, self.component, MEMORY_PER_BYTE)
+
+
+def workers_for(checkpoint: Path) -> int | None:
+    """1 for a checkpoint so small that starting workers takes longer than they save."""
+    return 1 if (checkpoint / checkpoints.WEIGHTS).stat().st_size < WORTH_WORKERS else None
 
 
 def job_memory(checkpoint: Path, component: str, per_byte: float) -> int:

@@ -242,7 +242,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def clear() -> None:
-    for function in (code.closure, code._code, code._imports):
+    for function in (code.closure, code._code):
         function.cache_clear()
 
 
