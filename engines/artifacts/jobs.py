@@ -203,11 +203,10 @@ class _Pool:
         kind, value = worker.receive(job)
         if kind == "error":
             raise value
-        if kind == "report":
-            self.progress(job.name, *value)
-        else:
+        if kind == "result":
             self.results[job.name], worker.job = value, None
-            self.progress(job.name, DONE, 1, 1)
+            value = (DONE, 1, 1)
+        self.progress(job.name, *value)
 
     def start_what_fits(self) -> None:
         for job in [j for j in self.left if self.results.keys() >= set(j.after)]:
@@ -217,9 +216,9 @@ class _Pool:
                 _end(idle)  # they hold memory, and it waits for it
                 self.workers = [worker for worker in self.workers if worker not in idle]
                 continue
-            if not idle and len(self.workers) == self.limit:
-                return
             if not idle:
+                if len(self.workers) == self.limit:
+                    return
                 idle = [_Worker(max(1, cores() // self.limit))]
                 self.workers += idle
             idle[0].start(job)
