@@ -179,7 +179,7 @@ def test_runtimes_that_are_not_there(small_artifacts: Path, tmp_path: Path) -> N
     manifest = folders.load(small_artifacts)
     with pytest.raises(ConfigError, match="ort or torch"):
         load_stages(small_artifacts, manifest, runtime="tflite")
-    with pytest.raises(ConfigError, match="reference"):
+    with pytest.raises(ConfigError, match="torch does not run this precision"):
         load_stages(small_artifacts, manifest, runtime="torch", precision="fp16")
     with pytest.raises(ArtifactError, match="needs the checkpoint"):
         load_stages(small_artifacts, manifest, runtime="torch")

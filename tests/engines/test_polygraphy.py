@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from files_of import graph_path
 
 from ldlm import PRESETS
 
@@ -23,7 +24,7 @@ def polygraphy(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_inspects_a_graph(small_artifacts: Path) -> None:
-    graph = small_artifacts / "onnx" / "fp16" / "latent_decoder.onnx"
+    graph = graph_path(small_artifacts, "fp16", "latent_decoder")
     found = polygraphy("inspect", "model", graph, "--show", "layers")
     assert found.returncode == 0, found.stderr
     assert "z [dtype=float32, shape=('batch', 'length', 128)]" in found.stdout
@@ -35,7 +36,7 @@ def test_it_compares_two_precisions(small_artifacts: Path, tmp_path: Path) -> No
     inputs, outputs = tmp_path / "in.json", tmp_path / "out.json"
 
     def run(precision: str, *arguments: object) -> int:
-        graph = small_artifacts / "onnx" / precision / "latent_decoder.onnx"
+        graph = graph_path(small_artifacts, precision, "latent_decoder")
         return polygraphy("run", graph, "--onnxrt", *arguments).returncode
 
     made = ("--input-shapes", "z:[2,16,128]", "--save-inputs", inputs, "--save-outputs", outputs)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from files_of import graph_path
 
 from engines import OrtStage, compare
 from engines.artifacts import folder as folders
@@ -226,7 +227,7 @@ def test_an_island_turned_to_half_by_a_converter_is_noticed(
 ) -> None:
     """Case 2: the island's inner cast to float16, as a well-known converter does."""
     spec, fp16 = stage("denoiser"), POLICIES["fp16"]
-    good = small_artifacts / "onnx" / "fp16" / "denoiser.onnx"
+    good = graph_path(small_artifacts, "fp16", "denoiser")
     assert all(record.passed for record in islands.look(good, spec, fp16))
     model = ir.load(good)
     next(d for d in DAMAGES if d.name == "LayerNorm in half" and d.stage == "denoiser").apply(model)
@@ -242,7 +243,7 @@ def test_equal_greedy_tokens_do_not_hide_other_logits(
 ) -> None:
     """Case 6: token agreement alone passes what the logits show."""
     spec = stage("token_decoder_logits")
-    model = ir.load(small_artifacts / "onnx" / "fp32" / "token_decoder_logits.onnx")
+    model = ir.load(graph_path(small_artifacts, "fp32", "token_decoder_logits"))
     for value in model.graph.initializers.values():
         if value.const_value is not None and value.const_value.shape == (128, 259):
             array = value.const_value.numpy() * np.float32(1.5)

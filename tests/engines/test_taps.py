@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from files_of import graph_path
 from rich.console import Console
 
 from engines.artifacts import folder as folders
@@ -33,7 +34,7 @@ from ldlm.errors import GraphCheckError, ParityError
 @pytest.fixture(scope="module")
 def reports(small: LDLM, small_artifacts: Path) -> list[TapReport]:
     """One stage is enough here; tests/export/test_taps.py has all of them in PyTorch."""
-    path = small_artifacts / "onnx" / "bf16" / "latent_decoder.onnx"
+    path = graph_path(small_artifacts, "bf16", "latent_decoder")
     return taps.look(path, small, stage("latent_decoder"), POLICIES["bf16"])
 
 
@@ -78,7 +79,7 @@ def swap_halves(model: ir.Model) -> None:
 
 
 def test_swapped_keys_and_values_are_seen_by_taps_alone(small: LDLM, own_artifacts: Path) -> None:
-    path = own_artifacts / "onnx" / "fp32" / "latent_decoder.onnx"
+    path = graph_path(own_artifacts, "fp32", "latent_decoder")
     model = ir.load(path)
     swap_halves(model)
     ir.save(model, path)
@@ -110,7 +111,7 @@ def test_a_file_with_other_operators_fails_and_says_where(
         raise GraphCheckError("other operators", tensor="after 0.S", expected="Div", got="Softmax")
 
     monkeypatch.setattr(taps, "tapped_graph", refuse)
-    path = small_artifacts / "onnx" / "fp32" / "latent_decoder.onnx"
+    path = graph_path(small_artifacts, "fp32", "latent_decoder")
     (report,) = taps.look(path, small, stage("latent_decoder"), POLICIES["fp32"])
     line = taps.measurement(report)
     assert line is not None
