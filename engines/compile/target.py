@@ -75,8 +75,9 @@ class Target:
         options = {"profiles": profiles, "progress": progress, **self.options}
         with _unfused(path) if self.unfused else contextlib.nullcontext(path) as graph:
             built = compiled(graph, spec, config, **options)
-        attention = {"attention": "unfused, in float32"} if self.unfused else {}
-        return replace(built, builder={**built.builder, **attention})
+        if not self.unfused:
+            return built
+        return replace(built, builder={**built.builder, "attention": "unfused, in float32"})
 
 
 def chosen_target(target: str = RTX, sms: str = "all", *, unfused: bool = False) -> Target:

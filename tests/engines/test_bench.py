@@ -182,7 +182,7 @@ def test_a_process_at_work_is_ended(worker: Worker, monkeypatch: pytest.MonkeyPa
     """Whoever is stopped in the middle of a turn does not wait for what hangs."""
     worker._pool.submit(time.sleep, 600)
     join = worker._process.join
-    monkeypatch.setattr(worker._process, "join", lambda _: join(0.2))
+    monkeypatch.setattr(worker._process, "join", lambda *_: join(0.2))
     worker.close()
     join(60)
     assert worker._process not in multiprocessing.active_children()
