@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Artifacts", "OrtStage", "SampleRequest", "Sampler", "Samples", "TrtStage", "build_engine",
     "compare",
-]  # fmt: skip
+]  # fmt: skip # rows, as a table
 
 _HOMES = {
     "Artifacts": "engines.api",

@@ -48,7 +48,7 @@ def cores() -> int:
     for folder in _cgroups("cpu"):
         quota = _words(folder / "cpu.max") or [
             *_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us"),
-        ]  # fmt: skip
+        ]  # fmt: skip # rows, as a table
         if len(quota) == 2 and all(word.isdigit() for word in quota):  # not "max", not -1
             found.append(int(quota[0]) // int(quota[1]))
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():

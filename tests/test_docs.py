@@ -43,7 +43,7 @@ SMALL = (
     (r"-n 1000 --batch-size 64", "-n 20 --batch-size 20", "1000 texts take minutes"),
     (r"(--judge judge.py)$", r"\1 -n 4 --steps 4", "the default is 1000 texts of 1024 steps"),
     (r"(--grid \S+)", r"\1 --length 16", "a text shows all that its grid does"),
-)  # fmt: skip
+)
 # The same, where the test is not a long one.
 FAST = (
     (r"(ldlm engines .*)$", r"\1 --precision fp32", "one precision of two"),
@@ -51,7 +51,7 @@ FAST = (
     (r"(ldlm build \S+ .*(?:--sm|--unfused).*)", r"\1 --precision fp32", "one precision of three"),
     (r"(ldlm bench .*:int8)$", r"\1 --rounds 1 --seconds 0.1", "it measures nothing here"),
     (r"-n 200 --steps 64", "-n 4 --steps 4 --precision fp32 --runtime ort", "800 texts"),
-)  # fmt: skip
+)
 # Lines that take minutes even then, and why.
 LONG = (
     (r"--(stress|self-test|taps|ablate)\b", "exports copies of the checkpoint"),
@@ -59,7 +59,7 @@ LONG = (
     (r"ldlm bench (?!.*ort,ort:int8)", "a process with PyTorch for every peer"),
     (r"examples/grammar/checkpoint", "exports another model"),
     (r"artifacts/(grammar|experiment)", "exports another precision, and uses it"),
-)  # fmt: skip
+)
 # Lines that need an NVIDIA GPU, and what they say where there is none.
 ON_GPU = (
     (r"--runtime rtx\b", "cuda|driver|GPU"),
@@ -141,8 +141,11 @@ def run_make(line: str) -> None:
     require_targets(line)
     shown = subprocess.run(
         ["make", "-n", *shlex.split(line)[1:]],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert shown.returncode == 0, f"{line}: {shown.stderr}"
     for called in re.findall(r"\.venv/bin/(ldlm .*)", shown.stdout.replace("\\\n", " ")):
         parse(called)
@@ -152,9 +155,12 @@ def run_shell(line: str) -> None:
     """A line for the shell, with this environment's commands first."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
-        ["bash", "-c", line], env={**os.environ, "PATH": path},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["bash", "-c", line],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 

@@ -19,7 +19,7 @@ from pages import (
     require_options,
     require_targets,
     spans,
-)  # fmt: skip
+)
 
 README = (ROOT / "README.md").read_text("utf-8")
 INSTALL = (ROOT / "docs" / "install.md").read_text("utf-8")

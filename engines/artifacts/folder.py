@@ -35,7 +35,7 @@ from ldlm.errors import ArtifactError, ConfigError
 PATTERNS = (
     "onnx/*/*/*.onnx", "onnx/*/*/*.onnx.data", "engines/*/*/*/*.engine", f"tokenizer-*/{TOKENIZER}",
     "onnx/*/*.onnx", "onnx/*/*.onnx.data", "engines/*/*/*.engine", TOKENIZER,
-)  # fmt: skip
+)  # fmt: skip # the items of a row belong together
 _WRITTEN = ("onnx", "engines", "tokenizer-", files.PARTIAL, files.LOCK)
 
 

@@ -18,7 +18,7 @@ from ldlm.errors import ArtifactError
 DTYPE_OPERATORS = (
     "LayerNormalization", "RMSNormalization", "Softmax", "Tanh", "Attention", "MatMul", "Gemm",
     "DynamicQuantizeLinear", "MatMulInteger",
-)  # fmt: skip
+)  # fmt: skip # the items of a row belong together
 
 Document = dict[str, Any]
 

@@ -51,7 +51,7 @@ app = typer.Typer(
 COMMANDS = (
     doctor, init, info, convert, engines, export, verify, build, check, sample, evaluate, bench,
     inspect, gc,
-)  # fmt: skip
+)  # fmt: skip # the items of a row belong together
 for module in COMMANDS:
     app.command(module.__name__.rpartition(".")[2])(module.command)
 

@@ -50,7 +50,7 @@ def command(
         checkpoint, folder, tuple(precisions(precision)), target, sm,
         None if profile is None else names(profile),
         numbers(batch, "--batch"), numbers(length, "--length"),
-    )  # fmt: skip
+    )  # fmt: skip # the items of a row belong together
     with measured("engines") as run, spinner() as progress:
         made = make_engines(asked, progress, workers=workers)
     done = record(folder, "engines", [*made.exported, *made.built], run)

@@ -86,7 +86,7 @@ def prove(
         found = update(
             folder, checkpoint, precisions, options,
             stages=stages, again=again, progress=progress, say=tell,
-        )  # fmt: skip
+        )  # fmt: skip # the items of a row belong together
     if found.new.scopes:
         tell(f"verify: {found.run['seconds']} s, peak memory {found.run['peak_gb']} GB")
     return found

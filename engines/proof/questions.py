@@ -36,7 +36,7 @@ class Question(StrEnum):
     FORMULA = "formula", True, "the file without rounding = float32 PyTorch on the rounded weights"
     PRECISION = (
         "precision", False, f"the file against float32, held to {AUTOCAST_RATIO} x PyTorch's own",
-    )  # fmt: skip
+    )  # fmt: skip # the items of a row belong together
     FILE = "file", False, "fp16 in ONNX Runtime, which computes it in float32: it loads and runs"
     KL = "kl", False, "divergence of the token decoder's softmax, held to PyTorch's own"
     TOKENS = "tokens", False, "share of ids that are not PyTorch's choice and no near-tie"

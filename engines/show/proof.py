@@ -53,7 +53,7 @@ def parity_table(proof: Proof) -> Table:
          ">limit", ">max abs", ">cosine", "verdict"),
         "\n".join(f"{question}: {question.text}" for question in questions),
         dense=True,
-    )  # fmt: skip
+    )  # fmt: skip # the items of a row belong together
     groups: dict[tuple[str, ...], list[Measurement]] = defaultdict(list)
     for found in proof.measurements:
         where = (found.stage, found.precision, found.checkpoint, found.question)
@@ -68,7 +68,7 @@ def parity_table(proof: Proof) -> Table:
             number(detail.max_abs) if detail else "",
             "" if detail is None or detail.cosine is None else f"{detail.cosine:.7f}",
             verdict(all(found.passed for found in group)),
-        )  # fmt: skip
+        )  # fmt: skip # the items of a row belong together
     return made
 
 
@@ -172,7 +172,7 @@ def answers_table(proof: Proof) -> Table:
         ("component", "precision",
          "computes the model?", "precise enough?", "islands there?", "would we notice?"),
         "errors as shares of their limits, the worst of each",
-    )  # fmt: skip
+    )  # fmt: skip # the items of a row belong together
     precisions = dict.fromkeys(found.precision for found in proof.measurements)
     for component, precision in itertools.product((*components(), SAMPLER), precisions):
         mine = proof.only({(precision, component)})
@@ -187,7 +187,7 @@ def answers_table(proof: Proof) -> Table:
                 made, component, precision, _worst(formula),
                 "it is the measure" if exact else _worst(rounding),
                 _count(mine.islands, "dtypes"), _count(mine.self_test, "judged right"),
-            )  # fmt: skip
+            )  # fmt: skip # the items of a row belong together
     return made
 
 

@@ -17,7 +17,7 @@ def quality_table(quality: QualityReport) -> Table:
          ">agreement", ">same texts"),
         f"{quality.steps} steps of {quality.solver}, seed {quality.seed}; "
         "95 % intervals (Wilson); unseen: of the accepted; agreement: with PyTorch fp32",
-    )  # fmt: skip
+    )  # fmt: skip # the items of a row belong together
 
     def share(value: Share) -> str:
         return f"{100 * value.value:.1f} ({100 * value.low:.1f}..{100 * value.high:.1f})"
@@ -27,5 +27,5 @@ def quality_table(quality: QualityReport) -> Table:
             made, row.runtime, row.precision, str(row.samples),
             share(row.accepted), share(row.unseen), str(row.distinct),
             f"{row.mean_words:.1f}", number(row.agreement, 4), number(row.same, 3),
-        )  # fmt: skip
+        )  # fmt: skip # the items of a row belong together
     return made

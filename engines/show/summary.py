@@ -34,7 +34,7 @@ def summary_table(folder: Path, manifest: Manifest) -> Table:
         ("component", "precision", ">ONNX MB", ">engine MB", "targets", ">seconds", ">error",
          ">limit", ">graph"),
         caption if saved.content else f"{caption}\n{saved.problem}",
-    )  # fmt: skip
+    )  # fmt: skip # the items of a row belong together
     for precision in dict.fromkeys(entry.precision for entry in manifest.graphs):
         for component in components():
             for row in _rows(manifest, precision, component, saved):
@@ -64,7 +64,7 @@ def _rows(
             component, precision, size, f"{sum(e.engine.bytes for e in built) / MB:,.1f}",
             Text("\n").join(_where(target, names, built)),
             f"{seconds + sum(e.seconds for e in built):.1f}", *proof,
-        ]  # fmt: skip
+        ]  # fmt: skip # rows, as a table
 
 
 def _where(target: str, names: Sequence[str], built: Sequence[EngineEntry]) -> Iterator[Text]:

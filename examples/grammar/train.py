@@ -90,7 +90,7 @@ def new_run(recipe: Recipe) -> Run:
             {"params": other, "weight_decay": 0.0},
         ],
         lr=recipe.learning_rate, betas=(0.9, 0.98), fused=True,
-    )  # fmt: skip
+    )  # fmt: skip # the items of a row belong together
     times = AdaptiveTimes(recipe, TangentSchedule(config.tangent_d, config.t_min))
     average = {name: p.detach().clone() for name, p in parameters.items()}
     return Run(model, recipe, optimiser, times, average)
@@ -201,7 +201,7 @@ def one_step(run: Run, data: Data) -> dict[str, float]:
     return {
         "diffusion": each.mean().item(), "decoder": square.item(), "tokens": entropy.item(),
         "gradient": float(norm),
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
 
 
 def keep_autoencoder(run: Run, data: Data) -> None:

@@ -20,8 +20,10 @@ AMPERE_ON = {"sm80", "sm86", "sm89", "sm120"}
 def ldlm(*arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, "-c", "from engines.cli import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -125,9 +125,13 @@ def test_peers_that_are_not_there(name: str) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(
-    small_artifacts: Path, tmp_path: Path, peers: list[str], cases: list[Case], rounds: int,
+    small_artifacts: Path,
+    tmp_path: Path,
+    peers: list[str],
+    cases: list[Case],
+    rounds: int,
     words: str,
-) -> None:  # fmt: skip
+) -> None:
     with pytest.raises(ConfigError, match=words):
         bench(small_artifacts, tmp_path, peers, cases, rounds=rounds)
 

@@ -25,8 +25,12 @@ def ldlm(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "from engines.cli import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, cwd=cwd, env={**os.environ, **(env or {})}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
 
 
 def files_in(folder: Path) -> list[str]:
@@ -88,8 +92,18 @@ def test_the_same_text_from_both_runtimes(small_artifacts: Path, small_checkpoin
 def test_every_solver_and_precision_samples(
     small_artifacts: Path, precision: str, solver: str
 ) -> None:
-    made = ldlm("sample", small_artifacts, "--precision", precision, "--solver", solver,
-                "--steps", 25, "--length", 9)  # fmt: skip
+    made = ldlm(
+        "sample",
+        small_artifacts,
+        "--precision",
+        precision,
+        "--solver",
+        solver,
+        "--steps",
+        25,
+        "--length",
+        9,
+    )
     assert made.returncode == 0, made.stderr
     assert made.stdout.strip()
 
@@ -162,10 +176,14 @@ WRONG = [
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda v: str(v)[:60])
 def test_wrong_input_gets_a_clear_word(
-    small_checkpoint: Path, small_artifacts: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...], words: str,
-) -> None:  # fmt: skip
+    small_checkpoint: Path,
+    small_artifacts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
     places = {"tmp": tmp_path, "checkpoint": small_checkpoint, "artifacts": small_artifacts}
     before = files_in(small_artifacts)
     monkeypatch.setattr("sys.argv", ["ldlm", *(text.format(**places) for text in arguments)])
@@ -180,9 +198,11 @@ def test_wrong_input_gets_a_clear_word(
 
 
 def test_an_island_switched_off_by_name_misses_its_gate(
-    small_checkpoint: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    small_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """`export --without-island`, then `verify`, on one stage: the precision gate fails."""
     only = tuple(spec for spec in STAGES if spec.component == "token_decoder")
     monkeypatch.setattr("export.stages.STAGES", only)

@@ -31,11 +31,14 @@ def judge(tmp_path: Path) -> Path:
 
 
 def test_every_precision_is_judged_on_the_same_noise(
-    own_artifacts: Path, small_checkpoint: Path, judge: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    own_artifacts: Path,
+    small_checkpoint: Path,
+    judge: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = ["--checkpoint", str(small_checkpoint), "--judge", str(judge), "-n", "3",
-                 "--steps", "3", "--json"]  # fmt: skip
+                 "--steps", "3", "--json"]  # fmt: skip # rows, as a table
     monkeypatch.setattr("sys.argv", ["ldlm", "evaluate", str(own_artifacts), *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -47,7 +50,7 @@ def test_every_precision_is_judged_on_the_same_noise(
     assert list(rows) == [
         ("torch", "fp32"), ("ort", "fp32"), ("ort", "fp16"), ("evaluator", "fp16"),
         ("evaluator", "bf16"),
-    ]  # fmt: skip
+    ]  # fmt: skip # rows, as a table
     assert rows["torch", "fp32"]["agreement"] == 1.0
     assert rows["ort", "fp32"]["agreement"] == 1.0
     assert rows["evaluator", "bf16"]["agreement"] < 1.0  # random weights: near-ties decide
@@ -78,7 +81,7 @@ def test_an_experiment_runs_in_the_evaluator_too() -> None:
     assert runs_of(["bf16", "fp16-without-layer_norm"], JUDGED) == [
         ("torch", "fp32"), ("evaluator", "bf16"),
         ("ort", "fp16-without-layer_norm"), ("evaluator", "fp16-without-layer_norm"),
-    ]  # fmt: skip
+    ]  # fmt: skip # rows, as a table
 
 
 def test_a_file_that_is_no_judge(tmp_path: Path) -> None:

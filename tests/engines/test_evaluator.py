@@ -186,13 +186,14 @@ def test_a_half_norm_overflows_here_and_not_in_onnx_runtime(tmp_path: Path) -> N
     gain = np.ones(256, np.float16)
     node = helper.make_node("LayerNormalization", ["x", "g"], ["y"])
     made = helper.make_graph(
-        [node], "norm",
+        [node],
+        "norm",
         [
             helper.make_tensor_value_info("x", TensorProto.FLOAT16, x.shape),
             helper.make_tensor_value_info("g", TensorProto.FLOAT16, gain.shape),
         ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT16, x.shape)],
-    )  # fmt: skip
+    )
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     feeds = {"x": x, "g": gain}
     ours = Evaluator(ir.from_proto(model).graph).run(feeds)["y"]

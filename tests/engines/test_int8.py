@@ -189,7 +189,7 @@ def test_what_it_is_not_for(int8_artifacts: Path, small: LDLM) -> None:
 
 @pytest.mark.parametrize("where", [
     {"runtime": "evaluator"}, {"runtime": "rtx"}, {"provider": "cuda"},
-])  # fmt: skip
+])  # fmt: skip # rows, as a table
 def test_other_runtimes_are_refused(int8_artifacts: Path, where: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="int8"):
         load_stages(int8_artifacts, folders.load(int8_artifacts), precision="int8", **where)
@@ -208,9 +208,11 @@ def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
     monkeypatch.setattr("engines.proof.verify.verify", verified)
     told: list[str] = []
     for options in (
-        ProofOptions(self_test=True), ProofOptions(taps=True), ProofOptions(runtime="rtx"),
+        ProofOptions(self_test=True),
+        ProofOptions(taps=True),
+        ProofOptions(runtime="rtx"),
         ProofOptions(),
-    ):  # fmt: skip
+    ):
         found = update(
             int8_artifacts, small_checkpoint, options=options, again=True, say=told.append
         )

@@ -52,7 +52,7 @@ def test_jobs_run_side_by_side_in_workers(tmp_path: Path) -> None:
     assert most_at_once(log) == 2
     assert {event for event in said if event[0] == "a"} == {
         ("a", "working", 0, 1), ("a", "done", 1, 1),
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
 
 
 @pytest.mark.parametrize(("workers", "budget"), [(1, 10), (2, 1)])
@@ -82,7 +82,7 @@ def test_a_job_comes_after_others(tmp_path: Path, workers: int) -> None:
     run_jobs(jobs, silent, workers=workers, budget=10)
     assert [line for line in log.read_text().splitlines() if line.startswith("begins")] == [
         "begins a", "begins b", "begins last",
-    ]  # fmt: skip
+    ]  # fmt: skip # rows, as a table
     with pytest.raises(ValueError, match="wait for one another: a"):
         run_jobs([noting(log, "a", after=("nobody",))], silent)
 
@@ -106,7 +106,7 @@ def test_the_first_error_arrives_as_itself_and_stops_the_rest(tmp_path: Path) ->
         run_jobs(jobs, silent, workers=2, budget=10)
     assert caught.value.details == {
         "stage": "denoiser", "expected": "1", "got": "2", "remedy": "none",
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     assert time.monotonic() - began < 30, "the other job was ended"
     assert list(folder.iterdir()) == [], "and has removed what it had begun"
     assert not log.exists()

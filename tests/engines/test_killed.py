@@ -73,8 +73,10 @@ def test_killed_before_every_change_of_the_disk(
     script, places = HELPERS / "killed_export.py", (folder, tmp_path / "work")
     done = subprocess.run(
         [sys.executable, script, what, *places, names, checkpoints[1], checkpoints[0]],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     kills = [json.loads(line) for line in done.stdout.splitlines()]
     within = [kill for kill in kills if kill["in_commit"]]
@@ -198,7 +200,7 @@ def test_artifacts_of_an_older_version_are_made_again(
     old = {
         "onnx/fp32/denoiser.onnx", "onnx/fp32/denoiser.onnx.data",
         "engines/fp32/rtx/denoiser.engine", "tokenizer.json",
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     for name in old:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"old")

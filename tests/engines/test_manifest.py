@@ -243,6 +243,9 @@ def test_an_explicit_target_must_be_met(own_artifacts: Path) -> None:
 def test_precisions_are_looked_up_before_anything_is_built(own_artifacts: Path) -> None:
     with pytest.raises(ArtifactError, match="was not exported"):
         build_artifacts(
-            own_artifacts, ["fp16", "fp16-without-residual"], rtx_target(["sm89"]),
-            profiles(PRESETS["small"]), silent,
-        )  # fmt: skip
+            own_artifacts,
+            ["fp16", "fp16-without-residual"],
+            rtx_target(["sm89"]),
+            profiles(PRESETS["small"]),
+            silent,
+        )

@@ -154,7 +154,7 @@ def test_every_stage_is_within_its_gate_on_stress_weights(
     assert {measurement.checkpoint for measurement in found} == {"stress"}
     assert {measurement.stage for measurement in found} == {
         "denoiser", "latent_decoder", "token_decoder_logits",
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     asked = {measurement.question for measurement in found}
     assert {"formula", "graph", "precision", "kl", "tokens"} <= asked
 
@@ -287,8 +287,10 @@ def test_python_without_asserts_exports_no_lost_softcap(
     )
     done = subprocess.run(
         [sys.executable, "-O", "-c", program, str(small_checkpoint), str(tmp_path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "one Tanh per capped attention" in done.stderr
     assert not list(tmp_path.iterdir())

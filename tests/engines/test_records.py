@@ -214,7 +214,7 @@ def test_what_can_be_asked_for() -> None:
     assert options.components() == [*COMPONENTS, SAMPLER]
     assert options.components(["token_decoder_logits", "conditioning"]) == [
         "denoiser", "token_decoder",
-    ]  # fmt: skip
+    ]  # fmt: skip # rows, as a table
     assert options.components([SAMPLER]) == [SAMPLER]
     for name in ("nothing", SAMPLER):
         with pytest.raises(ConfigError, match="nothing to prove"):
@@ -222,9 +222,27 @@ def test_what_can_be_asked_for() -> None:
 
 
 ODD: tuple[Any, ...] = (
-    None, True, -1, 7, 1.5, -0.5, 1e308, 10**30, "", "e:100:x", "a[/b]", "\x00[red]",
-    "fp16-without-x", [], {}, [[]], [None], ["x", "x"], {"x": "y"}, {"9999999.x": 1.0},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    7,
+    1.5,
+    -0.5,
+    1e308,
+    10**30,
+    "",
+    "e:100:x",
+    "a[/b]",
+    "\x00[red]",
+    "fp16-without-x",
+    [],
+    {},
+    [[]],
+    [None],
+    ["x", "x"],
+    {"x": "y"},
+    {"9999999.x": 1.0},
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -307,7 +325,7 @@ def test_no_mutation_of_parity_json_is_an_error(folder: Path, manifest: Manifest
     b"", b"{", b"null", b"\xff\xfe", b"[" * 200_000, b'{"schema": 9}',
     b'{"schema": 1, "lines": []}', b'{"passed": true, "graphs": {}, "lines": []}',
     b'{"drift": NaN}', b'"\\ud800"',
-])  # fmt: skip
+])  # fmt: skip # rows, as a table
 def test_a_damaged_or_older_parity_json_is_no_proof(
     folder: Path, manifest: Manifest, content: bytes
 ) -> None:
@@ -330,9 +348,12 @@ def test_numbers_are_whole_in_a_narrow_window(manifest: Manifest) -> None:
 
 
 def test_what_cannot_be_written_is_not_lost(
-    folder: Path, manifest: Manifest, small_checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    folder: Path,
+    manifest: Manifest,
+    small_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A full disk after an hour of measuring: the result is shown first, and the exit is 1."""
 
     def full(*_: object) -> None:
@@ -342,7 +363,7 @@ def test_what_cannot_be_written_is_not_lost(
     monkeypatch.setattr("engines.proof.verify.verify", lambda *_: proof)
     monkeypatch.setattr("ldlm.files.publish", full)
     arguments = ["verify", str(folder), "--checkpoint", str(small_checkpoint), "--json",
-                 "--precision", "fp32", "--stage", "denoiser"]  # fmt: skip
+                 "--precision", "fp32", "--stage", "denoiser"]  # fmt: skip # rows, as a table
     monkeypatch.setattr("sys.argv", ["ldlm", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()

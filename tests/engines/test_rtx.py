@@ -58,9 +58,12 @@ def test_turing_is_refused_with_the_layer_that_stops_it(small_artifacts: Path) -
     """Fact: FP32 GEMM is not supported there, and the time embedding is float32."""
     with pytest.raises(EngineBuildError, match="sm75: no float32 matrix product") as caught:
         build_engine(
-            graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-            sms=["sm75", "sm89"], profiles=profiles(CONFIG),
-        )  # fmt: skip
+            graph(small_artifacts, "fp16", "denoiser"),
+            stage("denoiser"),
+            CONFIG,
+            sms=["sm75", "sm89"],
+            profiles=profiles(CONFIG),
+        )
     assert "the graph has 2" in str(caught.value)  # the two of the time embedding
 
 
@@ -71,9 +74,12 @@ def test_tensorrt_agrees_that_turing_has_no_float32_product(
     monkeypatch.setattr("engines.compile.rtx.NO_FLOAT32_MATMUL", ())
     with pytest.raises(EngineBuildError, match="FP32 GEMM is not supported"):
         build_engine(
-            graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-            sms=["sm75"], profiles=profiles(CONFIG),
-        )  # fmt: skip
+            graph(small_artifacts, "fp16", "denoiser"),
+            stage("denoiser"),
+            CONFIG,
+            sms=["sm75"],
+            profiles=profiles(CONFIG),
+        )
 
 
 def test_a_failed_build_leaves_no_trace_in_the_next(
@@ -83,17 +89,23 @@ def test_a_failed_build_leaves_no_trace_in_the_next(
 
     def build() -> bytes:
         return build_engine(
-            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profiles=profiles(CONFIG),
-        ).plan  # fmt: skip
+            graph(small_artifacts, "fp16", "token_decoder"),
+            stage("token_decoder"),
+            CONFIG,
+            sms=["sm89"],
+            profiles=profiles(CONFIG),
+        ).plan
 
     before = build()
     monkeypatch.setattr("engines.compile.rtx.NO_FLOAT32_MATMUL", ())
     with pytest.raises(EngineBuildError):
         build_engine(
-            graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-            sms=["sm75"], profiles=profiles(CONFIG),
-        )  # fmt: skip
+            graph(small_artifacts, "fp16", "denoiser"),
+            stage("denoiser"),
+            CONFIG,
+            sms=["sm75"],
+            profiles=profiles(CONFIG),
+        )
     assert build() == before
 
 
@@ -107,7 +119,7 @@ def test_builds_are_repeatable_and_report_progress(small_artifacts: Path) -> Non
             sms=["sm89"], profiles=profiles(CONFIG), progress=lambda *step: seen.append(step),
         ).plan
         for _ in range(2)
-    ]  # fmt: skip
+    ]  # fmt: skip # rows, as a table
     assert hashlib.sha256(plans[0]).digest() == hashlib.sha256(plans[1]).digest()
     assert seen
     assert all(1 <= step <= steps for _, step, steps in seen)
@@ -122,9 +134,12 @@ def test_ctrl_c_stops_a_build(small_artifacts: Path, after: float) -> None:
     def build_for_long() -> None:
         for _ in range(20):
             build_engine(
-                graph(small_artifacts, "fp16", "denoiser"), stage("denoiser"), CONFIG,
-                sms=["sm89"], profiles=profiles(CONFIG),
-            )  # fmt: skip
+                graph(small_artifacts, "fp16", "denoiser"),
+                stage("denoiser"),
+                CONFIG,
+                sms=["sm89"],
+                profiles=profiles(CONFIG),
+            )
 
     timer.start()
     with pytest.raises(KeyboardInterrupt):
@@ -156,9 +171,12 @@ def test_ctrl_c_while_tensorrt_tells_something_is_not_lost(
     old = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         build_engine(
-            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profiles=profiles(CONFIG),
-        )  # fmt: skip
+            graph(small_artifacts, "fp16", "token_decoder"),
+            stage("token_decoder"),
+            CONFIG,
+            sms=["sm89"],
+            profiles=profiles(CONFIG),
+        )
     assert told
     assert signal.getsignal(signal.SIGINT) is old
 
@@ -169,9 +187,13 @@ def test_stopping_a_build_stops_it(small_artifacts: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         build_engine(
-            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profiles=profiles(CONFIG), progress=stop,
-        )  # fmt: skip
+            graph(small_artifacts, "fp16", "token_decoder"),
+            stage("token_decoder"),
+            CONFIG,
+            sms=["sm89"],
+            profiles=profiles(CONFIG),
+            progress=stop,
+        )
 
 
 @pytest.mark.fault(7)
@@ -182,16 +204,20 @@ def test_attention_that_parses_and_does_not_build_in_float32(
     monkeypatch.setattr("engines.compile.network._allow_float32_attention", lambda *_: None)
     with pytest.raises(EngineBuildError, match="could not build"):
         build_engine(
-            graph(small_artifacts, "fp32", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profiles=profiles(CONFIG),
-        )  # fmt: skip
+            graph(small_artifacts, "fp32", "token_decoder"),
+            stage("token_decoder"),
+            CONFIG,
+            sms=["sm89"],
+            profiles=profiles(CONFIG),
+        )
 
 
 def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"\x00nothing")
     with pytest.raises(EngineBuildError, match="cannot read the graph"):
-        build_engine(tmp_path / "x.onnx", stage("denoiser"), CONFIG, sms=["sm89"],
-                     profiles=profiles(CONFIG))  # fmt: skip
+        build_engine(
+            tmp_path / "x.onnx", stage("denoiser"), CONFIG, sms=["sm89"], profiles=profiles(CONFIG)
+        )
 
 
 def test_sm_lists() -> None:
@@ -269,6 +295,9 @@ def test_sizes_that_tensorrt_refuses(small_artifacts: Path) -> None:
     object.__setattr__(ranges["length"], "min", 9)
     with pytest.raises(EngineBuildError, match="refuses profile 'custom'"):
         build_engine(
-            graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder"), CONFIG,
-            sms=["sm89"], profiles={"custom": ranges},
-        )  # fmt: skip
+            graph(small_artifacts, "fp16", "token_decoder"),
+            stage("token_decoder"),
+            CONFIG,
+            sms=["sm89"],
+            profiles={"custom": ranges},
+        )

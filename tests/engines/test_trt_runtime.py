@@ -50,9 +50,10 @@ PROPERTIES = {
     "IRuntimeConfig": ("cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy"),
 }
 ENUMS = (
-    "ExecutionContextAllocationStrategy", "CudaGraphStrategy",
+    "ExecutionContextAllocationStrategy",
+    "CudaGraphStrategy",
     "DynamicShapesKernelSpecializationStrategy",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
@@ -168,9 +169,11 @@ def test_a_garbage_collector_may_find_it_in_a_capture(small_artifacts: Path) -> 
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(
-    small_artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    small_artifacts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     decoder = stage_of(runtime_of(small_artifacts), small_artifacts, "latent_decoder")
@@ -232,9 +235,12 @@ def test_a_hole_between_the_profiles(small_artifacts: Path) -> None:
     latency, throughput = entry.profiles["latency"], dict(entry.profiles["throughput"])
     throughput["batch"] = type(throughput["batch"])(4, 4, 8)
     decoder = TrtStage(
-        runtime_of(small_artifacts), plan, stage("latent_decoder"), manifest.config,
+        runtime_of(small_artifacts),
+        plan,
+        stage("latent_decoder"),
+        manifest.config,
         {"latency": latency, "throughput": throughput},
-    )  # fmt: skip
+    )
     with pytest.raises(StageInputError, match="no profile of the engine holds these sizes"):
         decoder(*inputs_of("latent_decoder", 2, 4, manifest.config))
 
@@ -349,9 +355,12 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
 
     def build() -> bytes:
         return build_engine(
-            graphs / "token_decoder.onnx", stage("token_decoder"), manifest.config,
-            sms=["sm89"], profiles=entry.profiles,
-        ).plan  # fmt: skip
+            graphs / "token_decoder.onnx",
+            stage("token_decoder"),
+            manifest.config,
+            sms=["sm89"],
+            profiles=entry.profiles,
+        ).plan
 
     mine = build()
     data = np.fromfile(graphs / "token_decoder.onnx.data", np.uint16)
@@ -383,9 +392,14 @@ def test_an_engine_that_is_not_whole(own_artifacts: Path, damage: str) -> None:
         path.write_bytes(content[:-1])
     with pytest.raises(ArtifactError, match=r"is not the file that was made|is missing"):
         checked_engine(
-            own_artifacts, folders.load(own_artifacts), "fp32", "denoiser_step", "rtx", "sm89",
+            own_artifacts,
+            folders.load(own_artifacts),
+            "fp32",
+            "denoiser_step",
+            "rtx",
+            "sm89",
             "1.7.1",
-        )  # fmt: skip
+        )
 
 
 def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,9 +419,15 @@ def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.Monke
 
 def proof_of_engines(folder: Path, small: LDLM) -> list[Measurement]:
     lines = engine_questions(
-        folder, folders.load(folder), small, ["fp32", "fp16"], runtime_of(folder),
-        components(), [(1, 5), (3, 17)], lambda _: None,
-    )  # fmt: skip
+        folder,
+        folders.load(folder),
+        small,
+        ["fp32", "fp16"],
+        runtime_of(folder),
+        components(),
+        [(1, 5), (3, 17)],
+        lambda _: None,
+    )
     return list(lines)
 
 
@@ -437,9 +457,13 @@ def test_engines_are_compared_with_pytorch(small_artifacts: Path, small: LDLM) -
     ],
 )
 def test_an_engine_that_computes_something_else_is_noticed(
-    small_artifacts: Path, small: LDLM, name: str, output: str, questions: set[str],
+    small_artifacts: Path,
+    small: LDLM,
+    name: str,
+    output: str,
+    questions: set[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Case 8: silently wrong on this GPU, and the build said nothing."""
     run = OrtStage.run
 

@@ -96,9 +96,12 @@ DAMAGE: list[tuple[Callable[[ir.Model], None], str]] = [
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("damage", "stage"), DAMAGE, ids=lambda v: getattr(v, "__name__", ""))
 def test_a_damaged_formula_is_noticed(
-    small: LDLM, own_artifacts: Path, precision: str,
-    damage: Callable[[ir.Model], None], stage: str,
-) -> None:  # fmt: skip
+    small: LDLM,
+    own_artifacts: Path,
+    precision: str,
+    damage: Callable[[ir.Model], None],
+    stage: str,
+) -> None:
     model = ir.load(graph_path(own_artifacts, precision, stage))
     damage(model)
     save_damaged(own_artifacts, stage, precision, model)

@@ -30,8 +30,10 @@ def check(folder: Path, name: str, small: LDLM, policy: str = "fp16") -> object:
 def folder(small_artifacts: Path, tmp_path: Path) -> Path:
     """The fp16 graphs of all stages side by side, to damage."""
     for spec in STAGES:
-        for path in (graph_path(small_artifacts, "fp16", spec.name),
-                     data_path(small_artifacts, "fp16", spec.name)):  # fmt: skip
+        for path in (
+            graph_path(small_artifacts, "fp16", spec.name),
+            data_path(small_artifacts, "fp16", spec.name),
+        ):
             shutil.copy(path, tmp_path)
     return tmp_path
 

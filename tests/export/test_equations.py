@@ -20,7 +20,7 @@ EQUATIONS = [
     "r_bar", "z_bar", "p_a", "p_b", "q", "Q", "k_a", "k_b", "k", "K", "v_a", "v_b", "v",
     "S", "F", "A", "O", "o", "d_attn", "d_attn'", "r'",
     "r'_bar", "h", "g", "d_mlp", "d_mlp'", "r_next",
-]  # fmt: skip
+]  # fmt: skip # rows, as a table
 
 
 def test_a_decoder_block_has_its_27_equations(small: LDLM) -> None:

@@ -66,7 +66,7 @@ def test_both_token_decoders_share_one_weights_file(
     folder = graph_path(small_artifacts, precision, "token_decoder").parent
     assert {p.name for p in folder.glob("token*")} == {
         "token_decoder.onnx", "token_decoder_logits.onnx", "token_decoder.onnx.data",
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     ids, logits = (
         load(small_artifacts, precision, n) for n in ("token_decoder", "token_decoder_logits")
     )

@@ -31,10 +31,10 @@ def test_fp16_is_the_stated_table(small: LDLM) -> None:
     common = {("layer_norm", "float32"), ("residual", "float32"), ("linear", "float16")}
     assert found["denoiser"] == common | {
         ("time_embedding", "float32"), ("linear", "float32"), ("fused_attention", "float16"),
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     assert found["latent_decoder"] == common | {
         ("rms_norm", "float32"), ("softcap_softmax", "float32"), ("capped_attention", "float16"),
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     assert found["token_decoder"] == common | {("fused_attention", "float16")}
     time = decide(stage("denoiser").torch(small), "denoiser", POLICIES["fp16"])
     inside = {d.module: d.rule.what for d in time if d.module.startswith("time")}
@@ -77,8 +77,11 @@ def test_a_precision_is_a_value_made_from_its_name() -> None:
     fp16 = Precision.of("fp16")
     assert Precision.of(fp16) is fp16
     assert (fp16.products, fp16.is_half, fp16.is_integer, fp16.is_float32) == (
-        "float16", True, False, False,
-    )  # fmt: skip
+        "float16",
+        True,
+        False,
+        False,
+    )
     experiment = fp16.without(["rms_norm"]).without(["layer_norm"])
     assert str(experiment) == "fp16-without-layer_norm+rms_norm"
     assert Precision.of(str(experiment)) == experiment

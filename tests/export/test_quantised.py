@@ -113,7 +113,7 @@ def test_what_runs_in_integers(small: LDLM) -> None:
     assert kept["denoiser"] == {
         "time.0", "time.2", "blocks.0.modulation", "blocks.1.modulation", "final_modulation",
         "input", "output",
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     assert kept["latent_decoder"] == {"decoder.query_mlp.up", "decoder.query_mlp.down"}
     assert kept["token_decoder"] == set()
     assert {"blocks.0.qkv", "blocks.1.mlp.down"} <= found["denoiser"]

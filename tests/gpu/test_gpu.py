@@ -123,9 +123,10 @@ def test_engines_compute_what_pytorch_computes(
         expected = TorchStage(small, stage(name))(*inputs)
         dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(precision)
         limit = (
-            FORMULA_L2 if dtype is None
+            FORMULA_L2
+            if dtype is None
             else AUTOCAST_RATIO * autocast_error(small, name, dtype, list(inputs))
-        )  # fmt: skip
+        )
         runs = [on_engine(*inputs) for _ in range(3)]
         assert compare(runs[0], expected).relative_l2 <= limit
         np.testing.assert_array_equal(runs[1], runs[2])

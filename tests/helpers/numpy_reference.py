@@ -97,7 +97,7 @@ def perceiver_attention(
         "k_a": k_a, "k_b": k_b, "k": heads(k, n_heads), "K": K,
         "v_a": v_a, "v_b": v_b, "v": heads(v, n_heads),
         "S": S, "F": F, "A": A, "O": O, "o": o, "d_attn": d_attn,
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
 
 
 def mlp_equations(x: Array, w: Weights, eps: float) -> dict[str, Array]:
@@ -132,7 +132,7 @@ def decoder_block(
     return {
         **found, "d_attn'": scaled, "r'": r_prime,
         **mlp, "d_mlp'": update, "r_next": r_prime + update,
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
 
 
 def latent_decoder(

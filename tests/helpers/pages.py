@@ -15,9 +15,10 @@ from engines.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "examples" / "grammar" / "README.md",
-)  # fmt: skip
+)
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 TARGETS = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))

@@ -82,6 +82,6 @@ def test_state_dict_names() -> None:
         "latent_encoder.blocks.5.attention.context_norm.gain",
         "latent_encoder.blocks.5.mlp.norm.weight", "token_decoder.blocks.2.gate.weight",
         "token_decoder.blocks.2.q.weight", "token_decoder.head.weight",
-    }  # fmt: skip
+    }  # fmt: skip # rows, as a table
     assert expected <= names
     assert not any("rotary" in name or "frequencies" in name for name in names)

@@ -28,7 +28,7 @@ def test_round_trip_is_exact(small: LDLM, small_checkpoint: Path) -> None:
     assert all(torch.equal(value, theirs[name]) for name, value in loaded.state_dict().items())
     assert sorted(p.name for p in small_checkpoint.iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
+    ]  # fmt: skip # rows, as a table
     t = torch.tensor([0.5])
     x = torch.randn(1, 3, small.config.d_model)
     assert torch.equal(loaded.denoiser(x, t, x), small.denoiser(x, t, x))
@@ -309,4 +309,4 @@ def test_errors_are_one_family() -> None:
     assert str(error).splitlines() == [
         "wrong", "  stage:    s", "  tensor:   t", "  expected: 1", "  got:      2",
         "  remedy:   r",
-    ]  # fmt: skip
+    ]  # fmt: skip # rows, as a table

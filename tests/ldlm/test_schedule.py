@@ -52,9 +52,19 @@ def test_grid() -> None:
 
 
 @pytest.mark.parametrize(
-    "grid", [[1.0], [0.5, 0.5], [0.2, 0.5], [1.1, 0.5], [0.5, -0.1], [0.5, 0.0, -0.1],
-             [float("nan"), 0.1], [[1.0, 0.5]], []],
-)  # fmt: skip
+    "grid",
+    [
+        [1.0],
+        [0.5, 0.5],
+        [0.2, 0.5],
+        [1.1, 0.5],
+        [0.5, -0.1],
+        [0.5, 0.0, -0.1],
+        [float("nan"), 0.1],
+        [[1.0, 0.5]],
+        [],
+    ],
+)
 def test_unusable_grids_are_refused(grid: list[float]) -> None:
     with pytest.raises(SamplerError, match="time grid"):
         checked_grid(grid)

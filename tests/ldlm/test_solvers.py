@@ -17,7 +17,7 @@ GRIDS = {
     "default 1024": SCHEDULE.grid(1024),
     "uneven, to 0": checked_grid([1.0, 0.98, 0.97, 0.94, 0.9, 0.87, 0.83, 0.8, 0.74, 0.7, 0.65,
                                   0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]),
-}  # fmt: skip
+}  # fmt: skip # rows, as a table
 
 
 def alpha_of(t: float) -> float:

@@ -249,4 +249,4 @@ DAMAGES: tuple[Damage, ...] = (
     Damage("residual in half", LOGITS, _in_half("Add", _joins_stream)),
     Damage("a weight scaled", LOGITS, _scaled("MatMul", 1.01, _has_weight)),
     Damage("argmin in place of argmax", IDS, _argmin),
-)  # fmt: skip
+)  # fmt: skip # the items of a row belong together

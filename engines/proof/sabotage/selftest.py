@@ -34,9 +34,13 @@ CASE = (2, 17)
 
 
 def self_test(
-    folder: Path, manifest: Manifest, model: LDLM, precision: Precision, component: str,
+    folder: Path,
+    manifest: Manifest,
+    model: LDLM,
+    precision: Precision,
+    component: str,
     progress: Callable[[str], None],
-) -> Iterator[Outcome]:  # fmt: skip
+) -> Iterator[Outcome]:
     """Damage a component's exported graphs, one fault at a time, and put the questions to each.
 
     Three questions: the graph checks of the export, the islands of the policy, and the formula
