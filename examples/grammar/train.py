@@ -287,9 +287,7 @@ def main(
     except LDLMError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
-    from ldlm.checkpoint import save as save_checkpoint
-
-    save_checkpoint(model, folder / "checkpoint")
+    model.save_checkpoint(folder / "checkpoint")
     typer.echo(f"{folder / 'checkpoint'}")
 
 

@@ -124,7 +124,9 @@ def test_strange_errors_and_deaths_are_told() -> None:
 def test_the_workers_end_with_their_parent(tmp_path: Path, number: int) -> None:
     folder, log = tmp_path / "artifacts", tmp_path / "log"
     folder.mkdir()
-    script = f"import sys; sys.path.append({str(Path(work.__file__).parent)!r}); import work; "
+    # A shell's background job, as CI may be, is started with SIGINT ignored.
+    script = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    script += f"sys.path.append({str(Path(work.__file__).parent)!r}); import work; "
     script += f"work.main(work.Path({str(folder)!r}), work.Path({str(log)!r}))"
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     while not log.exists() or log.read_text().count("staging") < 2:
