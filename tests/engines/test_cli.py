@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,13 +12,15 @@ from pathlib import Path
 
 import pytest
 from files_of import graph_path
+from typer.testing import CliRunner
 
+from engines import cli
 from engines.artifacts import folder as folders
 from engines.cli import main
 from export.stages import STAGES
 from ldlm import files
 
-COMMANDS = ("init", "info", "convert", "export", "build", "verify", "sample", "evaluate")
+COMMANDS = [module.__name__.rpartition(".")[2] for module in cli.COMMANDS]
 
 
 def ldlm(
@@ -43,6 +46,18 @@ def test_help_names_every_command() -> None:
     shown = ldlm("--help")
     assert shown.returncode == 0
     assert all(command in shown.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_refuses_other_words(command: str) -> None:
+    shown = CliRunner().invoke(cli.app, [command, "--help"])
+    assert shown.exit_code == 0
+    module = importlib.import_module(f"engines.cli.{command}")
+    summary = module.command.__doc__.partition("\n\n")[0]
+    assert " ".join(summary.split()) in " ".join(shown.output.split())
+    wrong = CliRunner().invoke(cli.app, [command, "--no-such-option"])
+    assert wrong.exit_code == 2
+    assert "--no-such-option" in wrong.output
 
 
 def test_info_shows_the_published_numbers() -> None:
@@ -250,6 +265,9 @@ def test_sigterm_leaves_nothing_behind(
     process.terminate()
     assert process.wait() == 128 + 15
     assert not [name for name in files_in(tmp_path) if ".partial" in name]
+    again = ldlm(*command)
+    assert again.returncode == 0, again.stderr
+    assert folders.load(tmp_path / "out").precisions() == ["fp32"]
 
 
 def test_sample_refuses_artifacts_of_another_checkpoint(
