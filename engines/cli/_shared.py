@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,9 @@ CheckpointFolder = Annotated[Path, typer.Argument(help="Checkpoint folder.")]
 OutFolder = Annotated[
     Path | None, typer.Option("--out", help="Artifacts folder; default artifacts/<name>.")
 ]
+
+# How much is done, at the end of a line of progress.
+COUNTS = re.compile(r" \(\d+ of \d+[^)]*\)$")
 
 EXPLAIN = "Say of every file whether it was made, and why."
 
@@ -83,9 +87,17 @@ def default_artifacts(checkpoint: Path) -> Path:
 
 @contextlib.contextmanager
 def spinner() -> Iterator[Callable[[str], None]]:
-    """Says on stderr what is being done and for how long; one plain line each where piped."""
+    """Says on stderr what is being done and for how long; where piped, a line for what is new."""
     if not err.is_terminal:
-        yield lambda text: err.print(text, highlight=False, markup=False)
+        known: set[str] = set()
+
+        def say_new(text: str) -> None:
+            what = COUNTS.sub("", text)  # a log is no place for a count that moves
+            if what not in known:
+                known.add(what)
+                err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+        yield say_new
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:

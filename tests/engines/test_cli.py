@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from engines import cli
 from engines.artifacts import folder as folders
 from engines.cli import main
+from engines.cli._shared import spinner
 from export.stages import STAGES
 from ldlm import files
 
@@ -58,6 +59,15 @@ def test_every_command_explains_itself_and_refuses_other_words(command: str) -> 
     wrong = CliRunner().invoke(cli.app, [command, "--no-such-option"])
     assert wrong.exit_code == 2
     assert "--no-such-option" in wrong.output
+
+
+def test_a_log_is_told_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorRT reports one phase a thousand times: that filled a log with 13,000 lines."""
+    with spinner() as progress:
+        for left in range(1000):
+            progress(f"build fp32 denoiser: Cloning network graph (2 of 18, about {left} s left)")
+        progress("build fp32 denoiser: Timing graph nodes (2 of 18, about 9 s left)")
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_info_shows_the_published_numbers() -> None:
