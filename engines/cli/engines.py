@@ -34,7 +34,7 @@ def command(
     batch: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
     length: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes; default: as cores and memory allow.")
+        int | None, typer.Option(min=1, help="Processes; default: as cores and memory allow.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:

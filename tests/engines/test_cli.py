@@ -248,7 +248,10 @@ def test_an_island_switched_off_by_name_misses_its_gate(
     assert "NO: " in shown.out.split("The four answers")[1]
 
 
-@pytest.mark.parametrize("arguments", [("sample",), ("frobnicate",), ("init", "x", "--bogus")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("sample",), ("frobnicate",), ("init", "x", "--bogus"), ("engines", "x", "--workers", "0")],
+)
 def test_wrong_usage_is_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
     assert ldlm(*arguments, cwd=tmp_path).returncode == 2
     assert files_in(tmp_path) == []
