@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -104,17 +103,7 @@ def _torch() -> Finding:
         means = "sampling from artifacts works; init, export, verify and evaluate need it"
         return Finding(PARTLY, "torch", "not installed", means, installs("build"))
     means = "init, export, verify and the reference sampler run on the CPU"
-    return Finding(GOOD, "torch", f"{found}, {_torch_build()}", means)
-
-
-def _torch_build() -> str:
-    """What torch was built for, from its version file: importing torch takes seconds."""
-    spec = find_spec("torch")
-    text = ""
-    if spec is not None and spec.origin is not None:
-        text = Path(spec.origin).with_name("version.py").read_text("utf-8")
-    found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return f"CUDA {found.group(1)}" if found else "CPU build"
+    return Finding(GOOD, "torch", found, means)
 
 
 def _gpu(gpus: list[Gpu]) -> Finding:
@@ -184,16 +173,15 @@ def _stderr() -> Iterator[IO[bytes]]:
 
 def _integers() -> Finding:
     """Whether the precision int8 can be faster than float32 on this CPU."""
-    what, means = "int8 on the CPU", "--precision int8 runs, in about half the memory; "
+    what, runs = "int8 on the CPU", "--precision int8 runs, in about half the memory"
     flags = files.read_if_possible(Path("/proc/cpuinfo")).decode().split()
-    if not flags:
-        found = "this system does not say what its CPU can do"
-        means += "whether it is faster is not known"
-        return Finding(PARTLY, what, found, means, "ldlm bench --peers ort,ort:int8 tells")
     if known := [name for name in DOT_PRODUCTS if name in flags]:
         return Finding(GOOD, what, ", ".join(known), "int8 has instructions of its own here")
-    found = "no dot products of 8-bit integers that are known here"
-    return Finding(PARTLY, what, found, f"{means}it is hardly faster than fp32", "a CPU with VNNI")
+    if flags:
+        found, means = "no dot products of 8-bit integers", "it is hardly faster than fp32"
+        return Finding(PARTLY, what, found, f"{runs}; {means}", "a CPU with VNNI")
+    found, means = "this system does not say", "whether it is faster is not known"
+    return Finding(PARTLY, what, found, f"{runs}; {means}", "ldlm bench --peers ort,ort:int8")
 
 
 def _problem(package: str, module: str) -> str | None:
@@ -257,17 +245,18 @@ def _memory() -> Finding:
     if limit.isdigit():  # a container's own
         total = min(total, int(limit))
     found = f"{total / GB:.1f} GB, {os.cpu_count()} CPUs"
-    means = "make engines at the published size "
-    if total >= MEMORY:
-        return Finding(GOOD, "memory", found, f"{means}fits")
-    means += f"needs {MEMORY / GB:.0f} GB; PRESET=small fits"
-    return Finding(PARTLY, "memory", found, means, "a machine with more memory")
+    return _enough("memory", found, total, MEMORY, "a machine with more memory")
 
 
 def _disk(folder: Path) -> Finding:
     free = files.free_bytes(folder)
     found = f"{free / GB:.1f} GB free at {folder.resolve()}"
-    if free >= DISK:
-        return Finding(GOOD, "disk", found, "enough for checkpoint, graphs and engines")
-    means = f"the published size needs {DISK / GB:.0f} GB; PRESET=small fits"
-    return Finding(PARTLY, "disk", found, means, "choose another --out, or free space")
+    return _enough("disk", found, free, DISK, "choose another --out, or free space")
+
+
+def _enough(what: str, found: str, has: float, needs: float, remedy: str) -> Finding:
+    """Whether there is as much as `make engines` at the published size needs."""
+    if has >= needs:
+        return Finding(GOOD, what, found, "enough for make engines at the published size")
+    means = f"make engines at the published size needs {needs / GB:.0f} GB; PRESET=small fits"
+    return Finding(PARTLY, what, found, means, remedy)

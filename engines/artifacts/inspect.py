@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engines.artifacts import folder as folders
-from engines.artifacts.manifest import EngineEntry, Manifest
+from engines.artifacts.manifest import Manifest
 from ldlm import files
 from ldlm.errors import ArtifactError
 
@@ -44,59 +44,27 @@ def describe(path: Path) -> Document:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of every leaf of a document."""
-    if isinstance(value, dict) and value:
+    """(dotted key, text) of every leaf of a document; numbers side by side are one leaf."""
+    if isinstance(value, dict) and all(isinstance(item, int | float) for item in value.values()):
+        yield prefix, ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
+    elif isinstance(value, dict):
         for key, item in value.items():
             yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list | tuple):
-        yield prefix, ", ".join(str(item) for item in value) or "none"
+    elif isinstance(value, list):
+        yield prefix, ", ".join(map(str, value)) or "none"
     else:
         yield prefix, str(value)
 
 
 def _folder(manifest: Manifest) -> Document:
-    return {
-        "name": manifest.name,
-        "schema": manifest.schema,
-        "checkpoint": manifest.checkpoint,
-        "config": msgspec.structs.asdict(manifest.config),
-        "tools": manifest.tools,
-        "policies": {
-            name: [" ".join(f"{value}" for value in rule.values()) for rule in rules]
-            for name, rules in manifest.policies.items()
-        },
-        "graphs": {
-            f"{entry.precision}/{entry.stage}": {
-                "sha256": entry.graph.sha256,
-                "weights": entry.data.sha256,
-                "bytes": entry.graph.bytes + entry.data.bytes,
-                "made from": entry.made_from,
-                "evidence": entry.evidence,
-            }
-            for entry in manifest.graphs
-        },
-        "engines": {
-            f"{entry.precision}/{entry.target}/{entry.stage}": _entry(entry)
-            for entry in manifest.engines
-        },
-        "runs": manifest.runs,
-    }
-
-
-def _entry(entry: EngineEntry) -> Document:
-    return {
-        "sha256": entry.engine.sha256,
-        "bytes": entry.engine.bytes,
-        "runs on": list(entry.sms),
-        "refused": entry.refused,
-        "profiles": {
-            name: {axis: str(sizes) for axis, sizes in ranges.items()}
-            for name, ranges in entry.profiles.items()
-        }
-        or "one shape",
-        "builder": entry.builder,
-        "made from": entry.made_from,
-    }
+    """The manifest, with a line per rule, and its entries by name."""
+    document: Document = msgspec.to_builtins(manifest)
+    for name, rules in manifest.policies.items():
+        document["policies"][name] = [" ".join(map(str, rule.values())) for rule in rules]
+    for kind in ("graphs", "engines"):
+        entries = ((e["precision"], e.get("target"), e["stage"], e) for e in document[kind])
+        document[kind] = {"/".join(filter(None, names)): entry for *names, entry in entries}
+    return document
 
 
 def _graph(path: Path) -> Document:
@@ -155,8 +123,6 @@ def _home(path: Path) -> Document | str:
     for entry in manifest.entries():
         if entry.files[0].path == name:
             same = files.sha256(path) == entry.files[0].sha256
-            found = {"of": folder.name, "file": "as it was made" if same else "CHANGED SINCE"}
-            if isinstance(entry, EngineEntry):
-                return found | _entry(entry)
-            return found | {"made from": entry.made_from}
+            found = "as it was made" if same else "CHANGED SINCE"
+            return {"of": folder.name, "file": found, **msgspec.to_builtins(entry)}
     return f"{folder.name} does not speak of this file"

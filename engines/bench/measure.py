@@ -18,6 +18,7 @@ import numpy as np
 from engines.artifacts import folder as folders
 from engines.bench.peers import MATMUL, matmul_rate, parse
 from engines.bench.worker import STEP, Case, Timing, Worker, prepare, timed
+from engines.memory import cores
 from engines.tensorrt.library import LIBRARIES
 from export.precision import Precision
 from export.stages import MAX_BATCH
@@ -57,8 +58,7 @@ def bench(
         BenchError: a peer does not run here.
     """
     manifest = folders.load(folder)
-    config = manifest.config
-    _require(config, peers, cases, rounds, seconds)
+    _require(manifest.config, peers, cases, rounds, seconds)
     load = round(os.getloadavg()[0], 2)  # others' work at the start makes every figure doubtful
     turn, total = itertools.count(), len(cases) * len(peers) * (rounds + 1)
     with contextlib.ExitStack() as stack:
@@ -69,20 +69,24 @@ def bench(
             if name != MATMUL:
                 workers[name].ask(prepare, name, folder, checkpoint)
         rates = [workers[MATMUL].ask(matmul_rate)]
-        measured = []
-        for case in cases:
-            timings: dict[str, list[Timing]] = {peer: [] for peer in peers}
-            for peer, found in [*timings.items()] * (rounds + 1):  # the first is the warm-up
+        timings: dict[Case, dict[str, list[Timing]]] = {c: {p: [] for p in peers} for c in cases}
+        for case, measured in timings.items():
+            for peer, found in [*measured.items()] * (rounds + 1):  # the first is the warm-up
                 progress(f"{peer}: {case}", next(turn), total)
                 once = min(found[0].seconds) if found else seconds
                 repeats = max(2, min(200, math.ceil(seconds / once)))
                 found.append(workers[peer].ask(timed, peer, folder, checkpoint, case, repeats))
             rates.append(workers[MATMUL].ask(matmul_rate))
-            measured.append((case, {peer: found[1:] for peer, found in timings.items()}))
     rate = max(rates)
-    asked = {"peers": list(peers), "rounds": rounds, "seconds": seconds}
-    rows = [row for case, timings in measured for row in _rows(case, timings, config, rate)]
-    return {"bench": manifest.name, "machine": _machine(load, rate), **asked, "rows": rows}
+    warm = {case: {peer: found[1:] for peer, found in m.items()} for case, m in timings.items()}
+    return {
+        "bench": manifest.name,
+        "machine": _machine(load, rate),
+        "peers": list(peers),
+        "rounds": rounds,
+        "seconds": seconds,
+        "rows": [row for case in warm for row in _rows(case, warm[case], manifest.config, rate)],
+    }
 
 
 def _require(
@@ -117,30 +121,25 @@ def _rows(
     case: Case, timings: dict[str, list[Timing]], config: LDLMConfig, rate: float
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    first = None
+    calls = config.sampler_steps if case.what == STEP else 1
     for peer, found in timings.items():
         seconds = [second for timing in found for second in timing.seconds]
-        percentiles = {p: float(np.percentile(seconds, p)) for p in (50, 90, 99)}
-        p50 = percentiles[50]
-        first = first or p50
+        p50, p90, p99 = np.percentile(seconds, (50, 90, 99)).tolist()
         outside = [timing.outside for timing in found if timing.outside is not None]
-        prepared = found[-1].prepared
-        calls = config.sampler_steps if case.what == STEP else 1
         on_cpu = parse(peer)[0] not in LIBRARIES  # as the rate is
-        rows.append(
-            {
-                **asdict(case),
-                "peer": peer,
-                **{f"p{p}_ms": round(1e3 * value, 3) for p, value in percentiles.items()},
-                "count": len(seconds),
-                "tokens_per_second": round(case.batch * case.length / (calls * p50), 2),
-                "outside": round(float(np.median(outside)), 4) if outside else None,
-                "prepared_ms": None if prepared is None else round(1e3 * prepared, 2),
-                "peak_gb": round(max(timing.peak for timing in found) / 1e9, 2),
-                "ratio": round(first / p50, 3),
-                "of_matmul_rate": round(flops(case, config) / p50 / rate, 3) if on_cpu else None,
-            }
-        )
+        row = {
+            **asdict(case),
+            "peer": peer,
+            "p50_ms": round(1e3 * p50, 3),
+            "p90_ms": round(1e3 * p90, 3),
+            "p99_ms": round(1e3 * p99, 3),
+            "count": len(seconds),
+            "tokens_per_second": round(case.batch * case.length / (calls * p50), 2),
+            "outside": round(float(np.median(outside)), 4) if outside else None,
+            "peak_gb": round(max(timing.peak for timing in found) / 1e9, 2),
+            "of_matmul_rate": round(flops(case, config) / p50 / rate, 3) if on_cpu else None,
+        }
+        rows.append(row | {"ratio": round((rows or [row])[0]["p50_ms"] / row["p50_ms"], 3)})
     return rows
 
 
@@ -163,10 +162,9 @@ def flops(case: Case, config: LDLMConfig) -> float:
 def _machine(load: float, rate: float) -> dict[str, Any]:
     info = files.read_if_possible(Path("/proc/cpuinfo")).decode()
     model = re.search(r"^model name\s*:\s*(.*)", info, re.MULTILINE)
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
     return {
         "cpu": model.group(1) if model else platform.processor() or platform.machine(),
-        "threads": len(affinity(0)) if affinity else os.cpu_count(),
+        "threads": cores(),
         "load": load,
         "matmul_gflops": round(rate / 1e9, 1),
     }

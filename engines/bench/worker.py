@@ -47,13 +47,11 @@ class Timing:
     Attributes:
         seconds: of every step or call.
         outside: share of the loop's time outside the graph.
-        prepared: seconds for what is done once before the loop.
         peak: bytes of the peer's process in this turn.
     """
 
     seconds: list[float]
     outside: float | None = None
-    prepared: float | None = None
     peak: int = 0
 
 
@@ -129,13 +127,11 @@ def loop(stages: Stages, case: Case, repeats: int) -> Timing:
     adds no noise.
     """
     schedule = TangentSchedule()
-    started = time.perf_counter()
     run = stages.loop(step_table("ddpm", schedule, schedule.grid(repeats + 2)))
-    prepared = time.perf_counter() - started
     ticks = [(time.perf_counter(), step.seconds) for step in run(_noise(stages, case))]
     times, inside = zip(*ticks[:-1], strict=True)
     outside = 1 - sum(inside[1:]) / (times[-1] - times[0])
-    return Timing(np.diff(times).tolist(), outside, prepared)
+    return Timing(np.diff(times).tolist(), outside)
 
 
 def decoder(stages: Stages, case: Case, repeats: int) -> Timing:

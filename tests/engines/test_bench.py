@@ -75,8 +75,8 @@ def test_the_table_has_a_row_per_case_and_peer(printed: tuple[str, Path]) -> Non
 
 
 def test_figures_follow_from_seconds() -> None:
-    slow = [Timing([0.4, 0.4, 0.4], 0.1, 1.0, 10)]
-    fast = [Timing([0.1, 0.2, 0.3], 0.02, 2.0, 2 * 10**9), Timing([0.2], 0.04, 2.0, 10)]
+    slow = [Timing([0.4, 0.4, 0.4], 0.1, 10)]
+    fast = [Timing([0.1, 0.2, 0.3], 0.02, 2 * 10**9), Timing([0.2], 0.04, 10)]
     case = Case("step", 2, 64)
     rows = measure._rows(case, {"torch": slow, "ort": fast}, BASE, rate=1e12)
     assert [row["ratio"] for row in rows] == [1.0, 2.0]
@@ -221,8 +221,6 @@ def test_seconds_are_of_steps_not_of_the_way_there() -> None:
     found = loop(peer, Case("step", 1, 8), 7)
     assert len(found.seconds) == 7
     assert max(found.seconds) < 0.1
-    assert found.prepared is not None
-    assert found.prepared >= 0.2
     assert found.outside is not None
     assert 0.4 < found.outside < 1
 
