@@ -95,17 +95,23 @@ def export_stage(
                 target, spec, model.config, module, precision, OPSET
             )
         checks.check_shares(component, evidence)
-        # The old graphs go first and the new ones come last: at no moment does an .onnx file
-        # stand beside another's weights.
-        for spec in specs:
-            (folder / f"{spec.name}.onnx").unlink(missing_ok=True)
-        files.publish(staging / traced.data, folder / traced.data)
-        for spec in specs:
-            files.publish(staging / f"{spec.name}.onnx", folder / f"{spec.name}.onnx")
+        _publish(staging, folder, [f"{spec.name}.onnx" for spec in specs], traced.data)
     return [
         ExportedGraph(spec, folder / f"{spec.name}.onnx", folder / spec.data, evidence[spec.name])
         for spec in specs
     ]
+
+
+def _publish(staging: Path, folder: Path, graphs: Sequence[str], data: str) -> None:
+    """Let graphs and their weights take the place of older ones.
+
+    The old graphs go first and the new ones come last: at no moment does an .onnx file stand beside
+    another's weights.
+    """
+    for name in graphs:
+        (folder / name).unlink(missing_ok=True)
+    for name in (data, *graphs):
+        files.publish(staging / name, folder / name)
 
 
 def require_own_names(module: nn.Module, spec: StageSpec) -> None:

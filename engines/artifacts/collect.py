@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.artifacts import folder as folders
-from engines.artifacts.manifest import Manifest
 from ldlm import files
 from ldlm.errors import ArtifactError
 
@@ -26,16 +25,13 @@ def leftovers(folder: Path) -> list[Leftover]:
     Raises:
         ArtifactError: there are no artifacts, their manifest is damaged, or a link is among them.
     """
-    manifest = folders.load(folder)
+    known = folders.load(folder).listed()
     folders.require_no_links(folder)
-    known = manifest.listed()
     found = {path: "not in the manifest" for p in folders.PATTERNS for path in folder.glob(p)}
     dead = [path for path in folder.glob(f"{files.PARTIAL}*") if not files.is_in_use(path)]
     found |= dict.fromkeys(dead, "left by a process that died")
     return [
-        Leftover(
-            path, sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()), reason
-        )
+        Leftover(path, _size(path), reason)
         for path, reason in sorted(found.items())
         if path.relative_to(folder).as_posix() not in known
     ]
@@ -57,27 +53,18 @@ def drop(folder: Path, precision: str, *, delete: bool) -> list[Leftover]:
         ArtifactError: there are no artifacts, or none in this precision.
     """
     present, left = folders.load(folder), folders.load(folder)
-    _take_out(left, precision)
-    paths = sorted(present.listed() - left.listed())
-    if not paths:
+    left.drop(precision)
+    names = sorted(present.listed() - left.listed())
+    if not names:
         known = ", ".join(dict.fromkeys(e.precision for e in present.graphs))
         raise ArtifactError("nothing is there in this precision", expected=known, got=precision)
-    found = [
-        Leftover(path, path.stat().st_size, f"in {precision}")
-        for path in map(folder.joinpath, paths)
-        if path.exists()
-    ]
+    paths = [path for path in map(folder.joinpath, names) if path.exists()]
+    found = [Leftover(path, _size(path), f"in {precision}") for path in paths]
     if delete:
         with folders.updated(folder) as manifest:
-            _take_out(manifest, precision)
+            manifest.drop(precision)
         _delete(folder, found)  # what a reader held has not gone yet
     return found
-
-
-def _take_out(manifest: Manifest, precision: str) -> None:
-    manifest.graphs = [e for e in manifest.graphs if e.precision != precision]
-    manifest.engines = [e for e in manifest.engines if e.precision != precision]
-    manifest.policies.pop(precision, None)
 
 
 def _delete(folder: Path, found: list[Leftover]) -> list[Leftover]:

@@ -21,7 +21,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +30,8 @@ from engines.artifacts.manifest import MANIFEST, SCHEMA, TOKENIZER, Manifest
 from ldlm import checkpoint as checkpoints
 from ldlm import files
 from ldlm.errors import ArtifactError, ConfigError
+
+T = TypeVar("T")
 
 # Only what has the form of a file of ours is ever deleted. The last four are of schema 2.
 PATTERNS = (
@@ -63,18 +65,16 @@ def load(folder: Path) -> Manifest:
             got="no such file",
             remedy="ldlm export CHECKPOINT makes them",
         )
-    document = _document(path)
-    schema = document["schema"]
+    schema = _decoded(path, Versioned).schema
     if schema != SCHEMA:
-        older = isinstance(schema, int) and schema < SCHEMA
+        older = schema < SCHEMA
         raise ArtifactError(
             f"{path} was made by {'an older' if older else 'another'} version",
             expected=f"schema version {SCHEMA}",
             got=schema,
             remedy="export again" if older else "use that version, or another folder",
         )
-    with _damages(path):
-        return msgspec.convert(document, Manifest)
+    return _decoded(path, Manifest)
 
 
 def is_older(folder: Path) -> bool:
@@ -83,8 +83,7 @@ def is_older(folder: Path) -> bool:
     Raises:
         ArtifactError: the manifest is damaged.
     """
-    schema = _document(folder / MANIFEST)["schema"] if exists(folder) else SCHEMA
-    return isinstance(schema, int) and schema < SCHEMA
+    return exists(folder) and _decoded(folder / MANIFEST, Versioned).schema < SCHEMA
 
 
 def find(folder: Path) -> Manifest | None:
@@ -235,20 +234,18 @@ def _descriptor(folder: Path) -> Iterator[int]:
         os.close(held)
 
 
-def _document(path: Path) -> dict[str, Any]:
-    """The JSON object of a manifest that has a schema version."""
-    with _damages(path):
-        document: dict[str, Any] = msgspec.json.decode(
-            files.read_text(path, ArtifactError, "manifest")
-        )
-        return {**document, "schema": document["schema"]}  # or it is no manifest
+class Versioned(msgspec.Struct):
+    """What a manifest of any version has."""
+
+    schema: int
 
 
-@contextlib.contextmanager
-def _damages(path: Path) -> Iterator[None]:
+def _decoded(path: Path, schema: type[T]) -> T:
+    """A manifest's content, as far as the schema goes."""
     try:
-        yield
-    except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError) as error:
+        content = files.read_text(path, ArtifactError, "manifest")
+        return msgspec.json.decode(content, type=schema)
+    except (msgspec.DecodeError, ConfigError, RecursionError) as error:
         raise ArtifactError(
             f"{path} is damaged", got=repr(error), remedy="remove the folder and export again"
         ) from error

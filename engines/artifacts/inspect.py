@@ -50,7 +50,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         yield prefix, ", ".join(map(str, value)) or "none"
     else:
         yield prefix, str(value)

@@ -213,12 +213,9 @@ class Manifest:
             ArtifactError: nothing else was.
         """
         names = dict.fromkeys(entry.precision for entry in self.graphs)
-        found = [
-            name
-            for name in names
-            if all(self.find_graph(name, s.name) for c in components() for s in stages_of(c))
-            and not Precision.of(name).is_experiment
-        ]
+        whole = {spec.name for component in components() for spec in stages_of(component)}
+        there = {name: {e.stage for e in self.graphs if e.precision == name} for name in names}
+        found = [n for n in names if there[n] >= whole and not Precision.of(n).is_experiment]
         if not found:
             raise ArtifactError(
                 "no precision was exported",
@@ -265,6 +262,12 @@ class Manifest:
         self.graph(precision, weights)
         for spec in stages_of(weights):
             self.graph(precision, spec.name)
+
+    def drop(self, precision: str) -> None:
+        """Take out what is of a precision."""
+        self.graphs = [e for e in self.graphs if e.precision != precision]
+        self.engines = [e for e in self.engines if e.precision != precision]
+        self.policies.pop(precision, None)
 
     def put_graph(self, entry: GraphEntry) -> None:
         """Add or replace a graph's entry; engines of another version of it are dropped."""

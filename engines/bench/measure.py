@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,32 +61,37 @@ def bench(
     _require(manifest.config, peers, cases, rounds, seconds)
     load = round(os.getloadavg()[0], 2)  # others' work at the start makes every figure doubtful
     turn, total = itertools.count(), len(cases) * len(peers) * (rounds + 1)
+    with _started(peers, folder, checkpoint, progress) as workers:
+        rates, timings = [workers[MATMUL].ask(matmul_rate)], {}
+        for case in cases:
+            found: dict[str, list[Timing]] = {peer: [] for peer in peers}
+            for peer in [*peers] * (rounds + 1):  # the first is the warm-up
+                progress(f"{peer}: {case}", next(turn), total)
+                once = min(found[peer][0].seconds) if found[peer] else seconds
+                repeats = max(2, min(200, math.ceil(seconds / once)))
+                told = workers[peer].ask(timed, peer, folder, checkpoint, case, repeats)
+                found[peer].append(told)
+            rates.append(workers[MATMUL].ask(matmul_rate))
+            timings[case] = {peer: turns[1:] for peer, turns in found.items()}
+    rate = max(rates)
+    rows = [row for case in cases for row in _rows(case, timings[case], manifest.config, rate)]
+    asked = {"peers": list(peers), "rounds": rounds, "seconds": seconds}
+    return {"bench": manifest.name, "machine": _machine(load, rate), **asked, "rows": rows}
+
+
+@contextlib.contextmanager
+def _started(
+    peers: Sequence[str], folder: Path, checkpoint: Path, progress: Progress
+) -> Iterator[dict[str, Worker]]:
+    """A process for each peer, with its stages loaded, and one for the machine's own rate."""
+    workers: dict[str, Worker] = {}
     with contextlib.ExitStack() as stack:
-        workers: dict[str, Worker] = {}
         for number, name in enumerate([*peers, MATMUL]):
             progress(f"starting {name}", number, len(peers) + 1)
             workers[name] = stack.enter_context(contextlib.closing(Worker(name)))
             if name != MATMUL:
                 workers[name].ask(prepare, name, folder, checkpoint)
-        rates = [workers[MATMUL].ask(matmul_rate)]
-        timings: dict[Case, dict[str, list[Timing]]] = {c: {p: [] for p in peers} for c in cases}
-        for case, measured in timings.items():
-            for peer, found in [*measured.items()] * (rounds + 1):  # the first is the warm-up
-                progress(f"{peer}: {case}", next(turn), total)
-                once = min(found[0].seconds) if found else seconds
-                repeats = max(2, min(200, math.ceil(seconds / once)))
-                found.append(workers[peer].ask(timed, peer, folder, checkpoint, case, repeats))
-            rates.append(workers[MATMUL].ask(matmul_rate))
-    rate = max(rates)
-    warm = {case: {peer: found[1:] for peer, found in m.items()} for case, m in timings.items()}
-    return {
-        "bench": manifest.name,
-        "machine": _machine(load, rate),
-        "peers": list(peers),
-        "rounds": rounds,
-        "seconds": seconds,
-        "rows": [row for case in warm for row in _rows(case, warm[case], manifest.config, rate)],
-    }
+        yield workers
 
 
 def _require(
