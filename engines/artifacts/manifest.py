@@ -236,31 +236,24 @@ class Manifest:
             ArtifactError: it was not exported.
         """
         entry = self.find_graph(precision, stage)
-        if entry is not None:
-            return entry
-        if any(e.precision == precision for e in self.graphs):
+        if entry is None:
+            known = sorted({e.precision for e in self.graphs})
             raise ArtifactError(
-                f"{precision} was exported without this graph",
+                "this graph was not exported",
                 stage=stage,
-                got="the export of an older version, or one that was interrupted",
-                remedy="run ldlm export again: what is there already is kept",
+                expected=", ".join(known) or "nothing exported",
+                got=f"{precision}, exported without it" if precision in known else precision,
+                remedy="ldlm export with this precision: what is there already is kept",
             )
-        raise ArtifactError(
-            "this graph was not exported",
-            stage=stage,
-            expected=", ".join(sorted({e.precision for e in self.graphs})) or "nothing exported",
-            got=precision,
-            remedy="name one that was exported, or run ldlm export with it",
-        )
+        return entry
 
-    def require_graphs(self, precision: str, weights: str) -> None:
-        """Refuse a precision that lacks a graph over these weights.
+    def require_graphs(self, precision: str, component: str) -> None:
+        """Refuse a precision that lacks a graph of a component.
 
         Raises:
             ArtifactError: naming the first that was not exported.
         """
-        self.graph(precision, weights)
-        for spec in stages_of(weights):
+        for spec in stages_of(component):
             self.graph(precision, spec.name)
 
     def drop(self, precision: str) -> None:
