@@ -143,14 +143,14 @@ def _try_provider(provider: str) -> str | None:
 
     if provider not in ort.get_available_providers():
         return "built without this provider"
-    with _stderr() as said:
+    with _stderr() as output:
         try:
             session = ort.InferenceSession(PROBE, providers=[provider])
             session.run(None, {"x": np.zeros(1, np.float32)})
         except Exception as error:  # the library's exceptions share no base but this one
             return str(error).splitlines()[0][:200]
-        said.seek(0)
-        reason = re.search(r"with error: (.*)", said.read().decode(errors="replace"))
+        output.seek(0)
+        reason = re.search(r"with error: (.*)", output.read().decode(errors="replace"))
     if session.get_providers()[0] == provider:
         return None
     # It starts on the CPU instead, and says why on stderr alone.

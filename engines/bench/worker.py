@@ -60,9 +60,9 @@ class Worker:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self._said = tempfile.NamedTemporaryFile()  # noqa: SIM115  # open as long as the process
+        self._output = tempfile.NamedTemporaryFile()  # noqa: SIM115  # open as long as the process
         spawn = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, spawn, _print_into, (self._said.name,))
+        self._pool = ProcessPoolExecutor(1, spawn, _print_into, (self._output.name,))
         others = set(multiprocessing.active_children())
         self._pool.submit(os.getpid)
         (self._process,) = set(multiprocessing.active_children()) - others
@@ -82,8 +82,8 @@ class Worker:
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, BrokenProcessPool):
-            said = self._said.read()[-500:].decode(errors="replace").strip()
-            return f"its process ended: {said or 'without a word'}"
+            last = self._output.read()[-500:].decode(errors="replace").strip()
+            return f"its process ended: {last or 'without a word'}"
         if isinstance(error, ImportError):
             return f"{error}\n  remedy:   {installs('build')}"
         return str(error) if isinstance(error, LDLMError) else repr(error)
@@ -93,7 +93,7 @@ class Worker:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._process.join(10)
         self._process.kill()
-        self._said.close()
+        self._output.close()
 
 
 def _print_into(path: str) -> None:
