@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from engines.artifacts import folder as folders
@@ -54,15 +55,18 @@ class SamplerRun(Run):
     """
 
     def __init__(
-        self, stages: Stages, requests: SampleRequest | Sequence[SampleRequest], sampler: Sampler
+        self,
+        stages: Stages,
+        requests: SampleRequest | Sequence[SampleRequest],
+        decode: Callable[[Ids], list[str]],
     ) -> None:
         super().__init__(stages, requests)
-        self._decode = sampler.decode
+        self._to_texts = decode
 
     @property
     def samples(self) -> list[Samples]:
         """One entry per request that is done."""
-        return [Samples(self._decode(ids), ids, self.seconds) for ids in self.token_ids]
+        return [Samples(self._to_texts(ids), ids, self.seconds) for ids in self.token_ids]
 
 
 class Sampler:
@@ -100,7 +104,7 @@ class Sampler:
                 got=f"process {os.getpid()}",
                 remedy="open it after the fork, or start processes by spawn",
             )
-        return SamplerRun(self._stages, requests, self)
+        return SamplerRun(self._stages, requests, self._texts)
 
     def sample(self, samples: int = 1, **fields: Any) -> Samples:
         """Sample one request to its end; `fields` are those of `SampleRequest`."""
@@ -115,6 +119,9 @@ class Sampler:
         end = self.config.end_of_text
         return [tokenizers.decode(self._tokenizer, row, end, raw=raw) for row in ids.tolist()]
 
+    def _texts(self, ids: Ids) -> list[str]:
+        return self.decode(ids)
+
     def close(self) -> None:
         """Let go of the runtime; runs that are on their way end as they would."""
         self._stages = None
@@ -122,7 +129,12 @@ class Sampler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __reduce__(self) -> Any:
@@ -168,7 +180,7 @@ class Artifacts:
         """Export what has changed; see `engines.artifacts.export.export_artifacts`."""
         from engines.artifacts.export import export_artifacts
 
-        names = _names(precisions) or []
+        names = [str(Precision.of(name)) for name in precisions]
         return export_artifacts(Path(checkpoint), self.folder, names, progress)
 
     def build(
@@ -194,9 +206,10 @@ class Artifacts:
         from engines.artifacts.build import build_artifacts
         from engines.compile.target import chosen_target
 
+        chosen = None if precisions is None else [str(Precision.of(name)) for name in precisions]
         ranges = profiles(self.config, names, batch, length)
         made = chosen_target(target, sms, unfused=unfused)
-        return build_artifacts(self.folder, _names(precisions), made, ranges, progress)
+        return build_artifacts(self.folder, chosen, made, ranges, progress)
 
     def verify(
         self,
@@ -229,7 +242,7 @@ class Artifacts:
         found = update(
             self.folder,
             Path(checkpoint),
-            _names(precisions),
+            None if precisions is None else [str(Precision.of(name)) for name in precisions],
             options or NOTHING_MORE,
             stages=stages,
             again=again,
@@ -302,11 +315,6 @@ class Artifacts:
             return sampler.sample(samples, **fields)
 
 
-def _names(precisions: Sequence[str | Precision] | None) -> list[str] | None:
-    """The names of precisions that there are."""
-    return None if precisions is None else [str(Precision.of(name)) for name in precisions]
-
-
 def default_precision(manifest: Manifest, runtime: str) -> str:
     """float32, or the first exported precision that a runtime runs.
 
@@ -317,8 +325,10 @@ def default_precision(manifest: Manifest, runtime: str) -> str:
     found = [name for name in exported if Precision.of(name).runs_on(runtime)]
     if runtime == "torch" or "fp32" in found:
         return "fp32"
-    if found:
-        return found[0]
-    problem = f"{runtime} runs none of the exported precisions"
-    remedy = "export another one, or choose another --runtime"
-    raise ArtifactError(problem, got=", ".join(exported), remedy=remedy)
+    if not found:
+        raise ArtifactError(
+            f"{runtime} runs none of the exported precisions",
+            got=", ".join(exported),
+            remedy="export another one, or choose another --runtime",
+        )
+    return found[0]

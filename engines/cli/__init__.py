@@ -6,21 +6,38 @@ returns. An error is printed as it is and the exit status is 1; wrong usage give
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
 import sys
 
 import typer
 
+from engines.cli import (
+    bench,
+    build,
+    check,
+    convert,
+    doctor,
+    engines,
+    evaluate,
+    export,
+    gc,
+    info,
+    init,
+    inspect,
+    sample,
+    verify,
+)
 from ldlm.errors import LDLMError, installs
 
 # Packages of the [build] extra, by the names they are imported by.
-BUILD_EXTRA = ("torch", "onnx", "onnx_ir", "onnxscript", "polygraphy", "tensorrt_rtx")
-# In the order of --help; each is the function `command` of its file.
-COMMANDS = (
-    *("doctor", "init", "info", "convert", "engines", "export", "verify", "build"),
-    *("check", "sample", "evaluate", "bench", "inspect", "gc"),
+BUILD_EXTRA = (
+    "torch",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "polygraphy",
+    "tensorrt_rtx",
 )
 
 app = typer.Typer(
@@ -31,8 +48,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for name in COMMANDS:
-    app.command(name)(importlib.import_module(f"engines.cli.{name}").command)
+COMMANDS = (
+    doctor, init, info, convert, engines, export, verify, build, check, sample, evaluate, bench,
+    inspect, gc,
+)  # fmt: skip # the items of a row belong together
+for module in COMMANDS:
+    app.command(module.__name__.rpartition(".")[2])(module.command)
 
 
 def main() -> None:

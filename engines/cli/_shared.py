@@ -1,4 +1,4 @@
-"""What the commands share: consoles, progress, measuring, lists."""
+"""What the commands share: consoles, progress, measuring, list options."""
 
 from __future__ import annotations
 
@@ -7,19 +7,35 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
-import msgspec
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from engines import memory
 from engines.artifacts import folder as folders
 from engines.artifacts.ingredients import Decision
 from ldlm.errors import ConfigError
 
+# What most commands take.
+ArtifactsFolder = Annotated[Path, typer.Argument(help="Artifacts folder.")]
+CheckpointFolder = Annotated[Path, typer.Argument(help="Checkpoint folder.")]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="Artifacts folder; default artifacts/<name>.")
+]
+
 # How much is done, at the end of a line of progress.
 COUNTS = re.compile(r" \(\d+ of \d+[^)]*\)$")
+
+EXPLAIN = "Say of every file whether it was made, and why."
 
 out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
@@ -30,55 +46,38 @@ def say(text: str) -> None:
     out.print(text, highlight=False, markup=False)
 
 
-def tell(text: str) -> None:
-    """The same on stderr."""
-    err.print(text, highlight=False, markup=False, soft_wrap=True)
+def names(text: str) -> list[str]:
+    """A comma-separated list."""
+    return [item for item in (part.strip() for part in text.split(",")) if item]
 
 
-def show(document: object, table: Callable[[], Table], *, as_json: bool) -> None:
-    """A document as JSON, or as a table."""
-    if as_json:
-        out.print_json(msgspec.json.encode(document).decode())
-    else:
-        out.print(table())
-
-
-def names(text: str | None) -> list[str] | None:
-    """A comma-separated list, or None."""
-    return None if text is None else [item for part in text.split(",") if (item := part.strip())]
-
-
-def precisions(text: str | None) -> list[str] | None:
-    """A comma-separated list of precisions, at least one; or None.
+def precisions(text: str) -> list[str]:
+    """A comma-separated list of precisions, at least one.
 
     Raises:
         ConfigError: it is empty.
     """
-    found = names(text)
-    if found == []:
+    found = list(dict.fromkeys(names(text)))
+    if not found:
         raise ConfigError("no precision given", expected="such as fp32,fp16", got=repr(text))
-    return None if found is None else list(dict.fromkeys(found))
+    return found
 
 
-def numbers(text: str | None, option: str, count: int | None = None) -> list[int] | None:
-    """Comma-separated integers, or None.
-
-    Args:
-        text: what was given.
-        option: by which option.
-        count: how many there must be: 3 for a range; None is any number.
+def numbers(text: str | None, option: str) -> list[int] | None:
+    """Three comma-separated integers, or None.
 
     Raises:
         ConfigError: it is something else.
     """
-    expected = "MIN,OPT,MAX" if count else "such as 64,256"
+    if text is None:
+        return None
     try:
-        found = [int(item) for item in names(text) or ()]
+        values = [int(item) for item in names(text)]
     except ValueError:
-        raise ConfigError(f"{option} is not usable", expected=expected, got=text) from None
-    if text is not None and count not in (None, len(found)):
-        raise ConfigError(f"{option} is not usable", expected=expected, got=text)
-    return None if text is None else found
+        values = []
+    if len(values) != 3:
+        raise ConfigError(f"{option} is not usable", expected="MIN,OPT,MAX", got=text)
+    return values
 
 
 def default_artifacts(checkpoint: Path) -> Path:
@@ -87,32 +86,50 @@ def default_artifacts(checkpoint: Path) -> Path:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[..., None]]:
-    """Say on stderr what is being done, how much of it is done, and for how long.
-
-    Gives a function that takes (what, step, steps), the numbers where they are known. Where stderr
-    is piped, every new thing has one plain line: a log is no place for a count that moves.
-    """
-    known: set[str] = set()
-
-    def log(what: str, _step: int = 0, steps: int | None = None) -> None:
-        new = what.partition(":")[0] if steps else COUNTS.sub("", what)
-        if new not in known:
-            known.add(new)
-            tell(new)
-
+def spinner() -> Iterator[Callable[[str], None]]:
+    """Says on stderr what is being done and for how long; where piped, a line for what is new."""
     if not err.is_terminal:
-        yield log
+        known: set[str] = set()
+
+        def say_new(text: str) -> None:
+            what = COUNTS.sub("", text)  # a log is no place for a count that moves
+            if what not in known:
+                known.add(what)
+                err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+        yield say_new
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)
 
-        def move(what: str, step: int = 0, steps: int | None = None) -> None:
-            text = f"{what}, {step} of {steps}" if steps else what
-            bar.update(task, description=text, completed=step, total=steps)
 
-        yield move
+@contextlib.contextmanager
+def steps() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for (what, step, steps); where piped, a plain line for every new thing."""
+    if not err.is_terminal:
+        said: set[str] = set()
+
+        def say_once(text: str, _step: int, _total: int) -> None:
+            what = text.partition(":")[0]
+            if what not in said:
+                said.add(what)
+                err.print(what, highlight=False, markup=False)
+
+        yield say_once
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text, step, total: bar.update(
+            task, description=text, completed=step, total=total
+        )
 
 
 @contextlib.contextmanager
@@ -120,12 +137,7 @@ def measured(what: str) -> Iterator[dict[str, float]]:
     """Wall seconds and peak resident memory of a block; printed, and in the dict at its end."""
     with memory.measured() as result:
         yield result
-    tell_cost(what, result)
-
-
-def tell_cost(what: str, run: dict[str, float]) -> None:
-    """What a run took, on stderr."""
-    tell(f"{what}: {run['seconds']} s, peak memory {run['peak_gb']} GB")
+    err.print(f"{what}: {result['seconds']} s, peak memory {result['peak_gb']} GB", highlight=False)
 
 
 def record(folder: Path, command: str, decisions: Sequence[Decision], run: dict[str, float]) -> str:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
+from typing import Annotated
 
-from engines.cli import options as opt
-from engines.cli._shared import say, show
+import typer
+
+from engines.cli._shared import out, say
 
 
-def command(folder: opt.Where = Path(), as_json: opt.Json = False) -> None:
+def command(
+    folder: Annotated[Path, typer.Argument(help="Where artifacts would be written.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Say what works here, what would need something more, and what to install."""
     from engines.doctor import GOOD, examine
     from engines.show.doctor import findings_table
 
     findings = examine(folder)
-    show(findings, lambda: findings_table(findings), as_json=as_json)
-    if not as_json:
-        good = sum(finding.level == GOOD for finding in findings)
-        say(f"{good} of {len(findings)} green")
+    if as_json:
+        out.print_json(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+        return
+    out.print(findings_table(findings))
+    good = sum(finding.level == GOOD for finding in findings)
+    say(f"{good} of {len(findings)} green")

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from engines.cli import options as opt
+from typing import Annotated
+
+import typer
+
 from engines.cli._shared import (
+    EXPLAIN,
+    CheckpointFolder,
+    OutFolder,
     default_artifacts,
     measured,
     names,
     numbers,
     out,
     precisions,
-    progress,
     record,
     say,
+    spinner,
 )
 from engines.show.decisions import decisions_table
 from engines.tensorrt.targets import RTX
 
 
 def command(
-    checkpoint: opt.CheckpointFolder,
-    folder: opt.Out = None,
-    precision: opt.Made = "fp32,fp16",
-    target: opt.Target = RTX,
-    sm: opt.Sm = "all",
-    profile: opt.Profile = None,
-    batch: opt.BatchRange = None,
-    length: opt.LengthRange = None,
-    workers: opt.Workers = None,
-    explain: opt.Explain = False,
+    checkpoint: CheckpointFolder,
+    folder: OutFolder = None,
+    precision: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "fp32,fp16",
+    target: Annotated[str, typer.Option(help="rtx or trt; see ldlm build.")] = RTX,
+    sm: Annotated[str, typer.Option(help="Compute capabilities; see ldlm build.")] = "all",
+    profile: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
+    batch: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
+    length: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; default: as cores and memory allow.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
     from engines.api import Artifacts
@@ -39,17 +47,12 @@ def command(
 
     folder = folder or default_artifacts(checkpoint)
     asked = Asked(
-        checkpoint,
-        folder,
-        tuple(precisions(precision) or ()),
-        target=target,
-        sms=sm,
-        names=names(profile),
-        batch=numbers(batch, "--batch", 3),
-        length=numbers(length, "--length", 3),
-    )
-    with measured("engines") as run, progress() as told:
-        made = make_engines(asked, told, workers=workers)
+        checkpoint, folder, tuple(precisions(precision)), target, sm,
+        None if profile is None else names(profile),
+        numbers(batch, "--batch"), numbers(length, "--length"),
+    )  # fmt: skip # the items of a row belong together
+    with measured("engines") as run, spinner() as progress:
+        made = make_engines(asked, progress, workers=workers)
     done = record(folder, "engines", [*made.exported, *made.built], run)
     proof = read(folder).content
     if made.verified and proof is not None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from engines.cli import options as opt
-from engines.cli._shared import out, say
+from typing import Annotated
+
+import typer
+
+from engines.cli._shared import ArtifactsFolder, out, say
 
 
 def command(
-    folder: opt.ArtifactsFolder, precision: opt.DropPrecision = None, delete: opt.Delete = False
+    folder: ArtifactsFolder,
+    precision: Annotated[
+        str | None, typer.Option(help="In place of leftovers: the graphs and engines of this one.")
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete it; without this it is only listed.")
+    ] = False,
 ) -> None:
     """List, or delete, files that the manifest does not speak of and what killed runs left."""
     from engines.artifacts.collect import collect, drop, leftovers

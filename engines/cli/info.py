@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from engines.cli import options as opt
-from engines.cli._shared import show
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines.cli._shared import out
 from ldlm.config import preset
 
 
 def command(
-    checkpoint: opt.PresetOrCheckpoint = None,
-    preset_name: opt.Preset = "base",
-    as_json: opt.Json = False,
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Checkpoint folder; default: the preset.")
+    ] = None,
+    preset_name: Annotated[str, typer.Option("--preset", help="base or small.")] = "base",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show every component, its calculation, its parameters and the published value."""
     from engines.show.account import account_table
@@ -25,4 +33,7 @@ def command(
         weights = checkpoint / WEIGHTS
         require_tensors(read_header(weights), skeleton(config).shapes(), weights)
     lines = account(config)
-    show(lines, lambda: account_table(lines), as_json=as_json)
+    if as_json:
+        out.print_json(json.dumps([dataclasses.asdict(line) for line in lines]))
+    else:
+        out.print(account_table(lines))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from engines.cli import options as opt
-from engines.cli._shared import measured, progress, say
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines.cli._shared import measured, say, spinner
 from ldlm.config import preset
 
 
 def command(
-    folder: opt.NewCheckpoint,
-    preset_name: opt.Preset = "base",
-    seed: opt.WeightsSeed = 0,
-    force: opt.Force = False,
+    folder: Annotated[Path, typer.Argument(help="Checkpoint folder to write.")],
+    preset_name: Annotated[str, typer.Option("--preset", help="base or small.")] = "base",
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an older checkpoint.")] = False,
 ) -> None:
     """Write a checkpoint whose every tensor is drawn from a seed.
 
@@ -24,10 +28,10 @@ def command(
     from ldlm.model import LDLM
 
     checkpoint.require_new(folder, force=force)
-    with measured("init"), progress() as told:
-        told("drawing weights")
+    with measured("init"), spinner() as progress:
+        progress("drawing weights")
         model = initialise(LDLM(config), seed)
         model.tokenizer_json = tokenizer.create(config).to_str()
-        told("writing")
+        progress("writing")
         model.save_checkpoint(folder)
     say(f"{folder}: preset {preset_name}, seed {seed}")
