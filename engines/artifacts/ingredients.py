@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engines.artifacts.code import PACKAGES, closure, source_digest
-from engines.artifacts.digests import Digests, text_digest
+from engines.artifacts.digests import PACKAGES, closure, source_digest, text_digest
 from engines.artifacts.manifest import EngineEntry, GraphEntry
 from engines.compile.target import Target
 from engines.tensorrt.profiles import Profiles
@@ -90,28 +89,27 @@ def proof_ingredients(
 
 
 def stale(
-    entry: GraphEntry | EngineEntry | None,
+    entries: Iterable[GraphEntry | EngineEntry | None],
     missing: str,
     folder: Path,
-    made_from: Mapping[str, str],
-    digests: Digests,
+    made_from: Ingredients,
 ) -> tuple[str, ...]:
     """Why something must be made, in words; empty if what is there is what would come out.
 
     Args:
-        entry: of what is there; None is nothing, for which `missing` is the reason.
-        missing: see `entry`.
+        entries: of what is there; None is nothing, for which `missing` is the reason.
+        missing: see `entries`.
         folder: the artifacts.
         made_from: what it would be made from now.
-        digests: of the files.
     """
-    if entry is None:
-        return (missing,)
-    if changed := changes(entry.made_from, made_from):
-        return changed
-    for file in entry.files:
-        if not digests.is_same(folder / file.path, file.sha256):
-            return (f"{file.path} is not the file that was made",)
+    for entry in entries:
+        if entry is None:
+            return (missing,)
+        if changed := changes(entry.made_from, made_from):
+            return changed
+        for file in entry.files:
+            if not file.is_kept(folder):
+                return (f"{file.path} is not the file that was made",)
     return ()
 
 
@@ -137,6 +135,11 @@ class Decision:
 
     what: str
     reasons: tuple[str, ...]
+
+
+def latest(decisions: Iterable[Decision]) -> list[Decision]:
+    """The last Decision on each file, in the order of the first ones."""
+    return list({decision.what: decision for decision in decisions}.values())
 
 
 def tool_versions(names: Iterable[str]) -> dict[str, str]:
