@@ -24,16 +24,7 @@ WORTH_WORKERS = 100_000_000  # bytes of a checkpoint: to start workers for less 
 
 
 def job_memory(kind: str, checkpoint: Path, component: str) -> int:
-    """Bytes that a worker process holds at most.
-
-    Args:
-        kind: what it does, of `PER_BYTE`.
-        checkpoint: the checkpoint folder.
-        component: what it works on.
-
-    Raises:
-        CheckpointError: the checkpoint is not usable.
-    """
+    """Bytes that a worker holds at most, for a kind of work (`PER_BYTE`) on a component."""
     header = checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
     own = f"{component}."
     parameters = sum(4 * math.prod(e.shape) for n, e in header.items() if n.startswith(own))

@@ -78,7 +78,7 @@ def make_engines(asked: Asked, progress: Told) -> dict[str, list[Decision]]:
     chosen_target(asked.target, asked.sms)  # wrong words are refused before the long work
     for name in asked.precisions:
         Precision.of(name).require(asked.target)
-    export = Export(asked.checkpoint, asked.folder, asked.precisions, workers=asked.workers)
+    export = Export(asked.checkpoint, asked.folder, asked.precisions, asked.workers)
     exported, waiting = export.begin(progress)
     exports = {job.name: job for job in waiting}
     made: dict[str, list[Decision]] = {"export": exported, "verify": [], "build": []}
@@ -108,7 +108,13 @@ def _chain(
         memory = job_memory(kind, asked.checkpoint, component)
         jobs.append(Job(f"{kind} {key}", run, memory, tuple(job.name for job in jobs)))
 
-    why = ("exported anew",) if jobs else _unproved(asked.folder, precision, component)
+    why = (
+        ("exported anew",)
+        if jobs
+        else reasons(
+            read(asked.folder), folders.load(asked.folder), precision, NOTHING_MORE, [component]
+        )
+    )
     made["verify"].append(Decision(key, why))
     if why:
         add("verify", functools.partial(_verify, asked, precision, component))
@@ -117,10 +123,6 @@ def _chain(
     if stages and (jobs or any(decision.reasons for decision in engines)):
         add("build", functools.partial(_build, asked, precision, stages))
     return jobs
-
-
-def _unproved(folder: Path, precision: str, component: str) -> tuple[str, ...]:
-    return reasons(read(folder), folders.load(folder), precision, NOTHING_MORE, [component])
 
 
 def _verify(asked: Asked, precision: str, component: str, report: Told) -> list[Decision]:

@@ -59,26 +59,25 @@ class Export:
             many as cores and memory allow, or one at a time for a small checkpoint.
 
     Raises:
-        CheckpointError, ConfigError: the checkpoint is not usable, or there is no such precision.
+        CheckpointError, ConfigError, TokenizerError: the checkpoint is not usable, or there is no
+            such precision.
         ArtifactError: the folder is not one of ours.
     """
 
     def __init__(
-        self,
-        checkpoint: Path,
-        folder: Path,
-        precisions: Sequence[str],
-        *,
-        workers: int | None = None,
+        self, checkpoint: Path, folder: Path, precisions: Sequence[str], workers: int | None = None
     ) -> None:
         folders.require_ours(folder)
         self.checkpoint, self.folder = checkpoint, folder
         self.origin = self.digest, self.config = folders.origin_of(checkpoint)
         self.tokenizer = checkpoints.read_tokenizer(checkpoint)
+        if self.tokenizer is not None:
+            tokenizers.parse(self.tokenizer, self.config)  # refused before the long work
+        origin = ingredients.origin_ingredients(*self.origin)
         # This is looked up before the code in question is imported, so that an edit during a long
         # export is not taken for what was exported.
         self.wanted = [
-            Wanted(name, part, ingredients.graph_ingredients(part, name, *self.origin))
+            Wanted(name, part, ingredients.graph_ingredients(part, name, origin))
             for name in precisions
             for part in components()
         ]
@@ -92,7 +91,7 @@ class Export:
             For every component and precision, whether it was exported and why.
 
         Raises:
-            ExportError, CheckpointError, TokenizerError, DiskSpaceError: as the steps.
+            ExportError, CheckpointError, DiskSpaceError: as the steps.
             ArtifactError: the folder is given to another checkpoint meanwhile.
         """
         try:
@@ -111,9 +110,6 @@ class Export:
         Raises:
             see `run`.
         """
-        present = self._has_tokenizer(folders.find(self.folder))
-        if self.tokenizer is not None and not present:
-            tokenizers.parse(self.tokenizer, self.config)  # refused before the long work
         if self._foreign():
             waiting = functools.partial(progress, f"waiting for another export into {self.folder}")
             with files.locked(self.folder, f"{files.LOCK}-exports", waiting=waiting):
@@ -139,10 +135,8 @@ class Export:
         old = folders.find(self.folder)
         if old is None or not old.graphs:
             return ()
-        return ingredients.changes(
-            {"weights": old.checkpoint, "config": old.config.to_json()},
-            {"weights": self.digest, "config": self.config.to_json()},
-        )
+        before = ingredients.origin_ingredients(*old.origin)
+        return ingredients.changes(before, ingredients.origin_ingredients(*self.origin))
 
     def _replace(self, progress: Told) -> None:
         """Export everything beside the old files, then let the manifest speak of the new ones."""

@@ -30,27 +30,23 @@ PROOF_TOOLS = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt-rtx", "numpy
 Ingredients = dict[str, str]
 
 
-def graph_ingredients(
-    weights: str, precision: str, checkpoint: str, config: LDLMConfig
-) -> Ingredients:
-    """All that an exported graph depends on.
+def origin_ingredients(checkpoint: str, config: LDLMConfig) -> Ingredients:
+    """What everything depends on: sha256 of model.safetensors, and the model's configuration."""
+    return {"weights": checkpoint, "config": text_digest(config.to_json())}
 
-    Args:
-        weights: the stage, by its weights file.
-        precision: a policy.
-        checkpoint: sha256 of model.safetensors.
-        config: of the model.
+
+def graph_ingredients(component: str, precision: str, origin: Ingredients) -> Ingredients:
+    """All that a component's graphs depend on; `origin` is of `origin_ingredients`.
 
     Raises:
-        ConfigError: no such stage or precision.
+        ConfigError: no such component or precision.
     """
     rules = [dataclasses.asdict(rule) for rule in Precision.of(precision).rules]
     return {
-        "weights": checkpoint,
-        "config": text_digest(config.to_json()),
+        **origin,
         "policy": text_digest(json.dumps(rules)),
         "code of the export": source_digest(closure("export.exporter")),
-        "code of the stage": source_digest(sorted({*closure(stage(weights).module), *LOADER})),
+        "code of the stage": source_digest(sorted({*closure(stage(component).module), *LOADER})),
         **tool_versions(GRAPH_TOOLS),
     }
 
@@ -74,14 +70,12 @@ def proof_ingredients(
     """All that a proof depends on, beside what was asked.
 
     Args:
-        graphs: what it speaks of; see `engines.proof.records.identity`.
-        checkpoint: sha256 of model.safetensors.
-        config: of the model.
+        graphs: what it speaks of; see `engines.proof.saved.identity`.
+        checkpoint, config: see `origin_ingredients`.
     """
     modules = [m for package in PACKAGES for m in closure("engines.proof.verify", package)]
     return {
-        "weights": checkpoint,
-        "config": text_digest(config.to_json()),
+        **origin_ingredients(checkpoint, config),
         "graphs": text_digest(json.dumps(dict(sorted(graphs.items())))),
         "code of the proof": source_digest(modules),
         **tool_versions(PROOF_TOOLS),
