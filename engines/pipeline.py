@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engines.artifacts import folder as folders
 from engines.artifacts.build import Build
-from engines.artifacts.export import Export
+from engines.artifacts.export import Export, Wanted
 from engines.artifacts.ingredients import Decision, latest
 from engines.artifacts.jobs import Job, Told, run_jobs
 from engines.compile.target import chosen_target
@@ -84,53 +84,47 @@ def make_engines(asked: Asked, progress: Told) -> dict[str, list[Decision]]:
     made: dict[str, list[Decision]] = {"export": exported, "verify": [], "build": []}
     jobs: list[Job] = []
     for item in export.wanted:
-        jobs += _chain(asked, item.precision, item.component, exports.get(f"export {item}"), made)
+        jobs += _chain(asked, item, exports.get(f"export {item}"), made)
     for name, decisions in run_jobs(jobs, progress, workers=export.workers).items():
         made[name.partition(" ")[0]] += decisions
     return {kind: latest(decisions) for kind, decisions in made.items()}
 
 
 def _chain(
-    asked: Asked,
-    precision: str,
-    component: str,
-    export: Job | None,
-    made: dict[str, list[Decision]],
+    asked: Asked, item: Wanted, export: Job | None, made: dict[str, list[Decision]]
 ) -> list[Job]:
-    """The jobs of a component, each after the one before it; what is known by now goes to `made`.
+    """The jobs of a component, each after the one before it; `made` gets what is decided by now."""
+    jobs, stages = [] if export is None else [export], compiled(item.component)
 
-    They return Decisions where that was not known.
-    """
-    key, stages = f"{precision} {component}", compiled(component)
-    jobs = [] if export is None else [export]
+    def add(kind: str, run: Callable[[Asked, Wanted, Told], list[Decision]]) -> None:
+        memory = job_memory(kind, asked.checkpoint, item.component)
+        after = tuple(job.name for job in jobs)
+        jobs.append(Job(f"{kind} {item}", functools.partial(run, asked, item), memory, after))
 
-    def add(kind: str, run: Callable[[Told], list[Decision]]) -> None:
-        memory = job_memory(kind, asked.checkpoint, component)
-        jobs.append(Job(f"{kind} {key}", run, memory, tuple(job.name for job in jobs)))
-
-    why = (
-        ("exported anew",)
-        if jobs
-        else reasons(
-            read(asked.folder), folders.load(asked.folder), precision, NOTHING_MORE, [component]
-        )
-    )
-    made["verify"].append(Decision(key, why))
-    if why:
-        add("verify", functools.partial(_verify, asked, precision, component))
-    engines = [] if jobs else asked.build().decisions(precision, stages)
+    if export is None:
+        saved, manifest = read(asked.folder), folders.load(asked.folder)
+        why = reasons(saved, manifest, item.precision, NOTHING_MORE, [item.component])
+        engines = asked.build().decisions(item.precision, stages)
+    else:
+        why = ("exported anew",)
+        engines = [Decision(f"{item.precision} {stage}", why) for stage in stages]
+    made["verify"].append(Decision(str(item), why))
     made["build"] += engines
-    if stages and (jobs or any(decision.reasons for decision in engines)):
-        add("build", functools.partial(_build, asked, precision, stages))
+    if why:
+        add("verify", _verify)
+    if any(decision.reasons for decision in engines):
+        add("build", _build)
     return jobs
 
 
-def _verify(asked: Asked, precision: str, component: str, report: Told) -> list[Decision]:
-    found = update(asked.folder, asked.checkpoint, [precision], stages=[component], progress=report)
+def _verify(asked: Asked, item: Wanted, report: Told) -> list[Decision]:
+    stages = [item.component]
+    found = update(asked.folder, asked.checkpoint, [item.precision], stages=stages, progress=report)
     found.save()
     found.new.require_passed()
     return []
 
 
-def _build(asked: Asked, precision: str, stages: Sequence[str], report: Told) -> list[Decision]:
-    return asked.build().run([precision], lambda what, _step, _steps: report(what), stages)
+def _build(asked: Asked, item: Wanted, report: Told) -> list[Decision]:
+    stages = compiled(item.component)
+    return asked.build().run([item.precision], lambda what, *_: report(what), stages)

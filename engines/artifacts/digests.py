@@ -50,12 +50,10 @@ def closure(module: str, package: str | None = None) -> tuple[str, ...]:
     while waiting:
         name = waiting.pop()
         # Within one package, what other packages import of it does not count.
-        follow = package is not None or name.partition(".")[0] == own
-        if name not in seen and follow:
+        if name not in seen and (package or name.partition(".")[0] == own):
             seen.add(name)
             waiting += _code(name)[1]
-    kept = package or own
-    return tuple(sorted(name for name in seen if name.partition(".")[0] == kept))
+    return tuple(sorted(name for name in seen if name.partition(".")[0] == (package or own)))
 
 
 def source_digest(modules: Sequence[str]) -> str:

@@ -78,7 +78,7 @@ class Export:
         # export is not taken for what was exported.
         self.wanted = [
             Wanted(name, part, ingredients.graph_ingredients(part, name, origin))
-            for name in precisions
+            for name in dict.fromkeys(precisions)
             for part in components()
         ]
         self.workers = workers_for(checkpoint) if workers is None else workers
@@ -246,10 +246,10 @@ class Export:
         """Whether the artifacts are this checkpoint's, with its present tokenizer or none."""
         if manifest is None or manifest.origin != self.origin:
             return False
-        if manifest.tokenizer is None or self.tokenizer is None:
-            return manifest.tokenizer is None and self.tokenizer is None
-        same = manifest.tokenizer.sha256 == text_digest(self.tokenizer)
-        return same and manifest.tokenizer.is_kept(self.folder)
+        entry = manifest.tokenizer
+        if entry is None or self.tokenizer is None:
+            return entry is None and self.tokenizer is None
+        return entry.sha256 == text_digest(self.tokenizer) and entry.is_kept(self.folder)
 
     def _put_tokenizer(self, staging: Path, manifest: Manifest) -> None:
         """Let the manifest speak of the checkpoint's tokenizer, moved to its place, or of none."""

@@ -51,11 +51,7 @@ class Job:
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    progress: Told,
-    *,
-    workers: int | None = None,
-    budget: int | None = None,
+    jobs: Sequence[Job], progress: Told, *, workers: int | None = None, budget: int | None = None
 ) -> dict[str, Any]:
     """Run all jobs; in this process, one after the other, where no two could run together.
 
