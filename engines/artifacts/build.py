@@ -76,9 +76,7 @@ class Build:
 
     def _look(self, manifest: Manifest, graph: GraphEntry) -> tuple[Ingredients, Decision]:
         """What an engine is made from now, and whether it must be built."""
-        made_from = engine_ingredients(
-            graph.graph.sha256, graph.data.sha256, self.target, self._ranges(graph)
-        )
+        made_from = engine_ingredients(graph, self.target, self._ranges(graph))
         old = manifest.engine(graph.precision, graph.stage, self.target.name)
         reasons = stale([old], "not built yet", self.folder, made_from)
         return made_from, Decision(f"{graph.precision} {graph.stage}", reasons)

@@ -51,12 +51,12 @@ def graph_ingredients(component: str, precision: str, origin: Ingredients) -> In
     }
 
 
-def engine_ingredients(graph: str, data: str, target: Target, profiles: Profiles) -> Ingredients:
-    """All that an engine depends on; `graph` and `data` are sha256."""
+def engine_ingredients(graph: GraphEntry, target: Target, profiles: Profiles) -> Ingredients:
+    """All that an engine depends on."""
     ranges = {name: {a: str(r) for a, r in axes.items()} for name, axes in profiles.items()}
     return {
-        "graph": graph,
-        "graph's weights": data,
+        "graph": graph.graph.sha256,
+        "graph's weights": graph.data.sha256,
         "targets": target.asked,
         "profiles": json.dumps(ranges),
         "code of the build": source_digest([m for top in target.modules for m in closure(top)]),

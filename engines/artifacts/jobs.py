@@ -144,14 +144,14 @@ class _Run:
         self.tell()
 
     def tell(self) -> None:
+        if not self.phases:
+            return
         text = "; ".join(f"{name}: {phase}" for name, phase in self.phases.items())
-        done, count = len(self.results), len(self.jobs)
-        if done and text:
+        if done := len(self.results):
             begun = done + len(self.phases) / 2  # on average, half of a running job is done
-            left = (time.monotonic() - self.began) / begun * (count - begun)
-            text += f" ({done} of {count}, about {left:.0f} s left)"
-        if text:
-            self.progress(text)
+            left = (time.monotonic() - self.began) / begun * (len(self.jobs) - begun)
+            text += f" ({done} of {len(self.jobs)}, about {left:.0f} s left)"
+        self.progress(text)
 
 
 class _Worker:
