@@ -102,13 +102,13 @@ class Export:
             _model.cache_clear()
 
     def begin(self, progress: Told) -> tuple[list[Decision], list[Job]]:
-        """Decide on every component; the jobs export what is still to be, and return Decisions.
+        """A Decision on every component, and jobs that export what must be and decide again.
 
         Where the folder holds another checkpoint's graphs, or an older version's, all are exported
         here: the old ones stay until all new ones are there, and go at one moment.
 
         Raises:
-            see `run`.
+            ExportError, CheckpointError, DiskSpaceError, ArtifactError: as `run`.
         """
         if self._foreign():
             waiting = functools.partial(progress, f"waiting for another export into {self.folder}")

@@ -51,9 +51,9 @@ def test_jobs_run_side_by_side_in_workers(tmp_path: Path) -> None:
     assert len(processes) == 2
     assert os.getpid() not in processes
     assert most_at_once(log) == 2
-    assert "a: working; b: working" in said
+    assert any(re.fullmatch(r"\w: working; \w: working.*", text) for text in said)
     assert all(len(text.split("; ")) <= 2 for text in said)
-    assert re.fullmatch(r"\w: working \(3 of 4, about \d s left\)", said[-1])
+    assert re.fullmatch(r"\w: working \(3 of 4, about \d+ s left\)", said[-1])
 
 
 @pytest.mark.parametrize(("workers", "budget"), [(1, 10), (2, 1)])
