@@ -177,11 +177,11 @@ class Artifacts:
         precisions: Sequence[str | Precision] = ("fp32", "fp16"),
         progress: Callable[[str], None] = lambda _: None,
     ) -> list[Decision]:
-        """Export what has changed; see `engines.artifacts.export.export_artifacts`."""
-        from engines.artifacts.export import export_artifacts
+        """Export what has changed; see `engines.artifacts.export.Export`."""
+        from engines.artifacts.export import Export
 
         names = [str(Precision.of(name)) for name in precisions]
-        return export_artifacts(Path(checkpoint), self.folder, names, progress)
+        return Export(Path(checkpoint), self.folder, names).run(progress)
 
     def build(
         self,
@@ -195,7 +195,7 @@ class Artifacts:
         unfused: bool = False,
         progress: Callable[[str, int, int], None] = lambda *_: None,
     ) -> list[Decision]:
-        """Compile the engines that have changed; see `engines.artifacts.build.build_artifacts`.
+        """Compile the engines that have changed; see `engines.artifacts.build.Build.run`.
 
         Args:
             precisions: None is every exported one that TensorRT takes.
@@ -203,13 +203,13 @@ class Artifacts:
             names, batch, length: see `engines.tensorrt.profiles.profiles`.
             progress: told (what, step, steps).
         """
-        from engines.artifacts.build import build_artifacts
+        from engines.artifacts.build import Build
         from engines.compile.target import chosen_target
 
         chosen = None if precisions is None else [str(Precision.of(name)) for name in precisions]
         ranges = profiles(self.config, names, batch, length)
-        made = chosen_target(target, sms, unfused=unfused)
-        return build_artifacts(self.folder, chosen, made, ranges, progress)
+        build = Build(self.folder, chosen_target(target, sms, unfused=unfused), ranges)
+        return build.run(chosen, progress)
 
     def verify(
         self,

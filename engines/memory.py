@@ -1,8 +1,9 @@
-"""Memory, cores and seconds: what this process has used, and what it may use."""
+"""Memory, cores and seconds: what this process has used, what it may use, what a worker needs."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import resource
@@ -10,6 +11,29 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from ldlm import checkpoint as checkpoints
+
+# What a worker process needs: so much for its libraries, and so many bytes for each byte of its
+# component's float32 parameters. Lines above every peak measured at `base` (Linux, torch 2.13):
+#   export: denoiser fp32 1.61 GB, fp16 1.45; latent decoder fp32 1.41; token decoder fp32 1.04
+#   verify: at most 3.7 GB, for the float16 token decoder (0.27 GB of parameters)
+BASE_MEMORY = 1_300_000_000
+PER_BYTE = {"export": 0.6, "verify": 9.0, "build": 1.0}
+WORTH_WORKERS = 100_000_000  # bytes of a checkpoint: to start workers for less takes too long
+
+
+def job_memory(kind: str, checkpoint: Path, component: str) -> int:
+    """Bytes that a worker holds at most, for a kind of work (`PER_BYTE`) on a component."""
+    header = checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
+    own = f"{component}."
+    parameters = sum(4 * math.prod(e.shape) for n, e in header.items() if n.startswith(own))
+    return BASE_MEMORY + int(PER_BYTE[kind] * parameters)
+
+
+def workers_for(checkpoint: Path) -> int | None:
+    """1 for a checkpoint that is not worth workers; None for as many as cores and memory allow."""
+    return 1 if (checkpoint / checkpoints.WEIGHTS).stat().st_size < WORTH_WORKERS else None
 
 
 @contextlib.contextmanager

@@ -8,29 +8,24 @@ The first gate that fails stops everything; what was finished stays.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engines.artifacts import folder as folders
-from engines.artifacts.build import Build, build_artifacts
-from engines.artifacts.export import Export, export_artifacts
-from engines.artifacts.ingredients import Decision
-from engines.artifacts.jobs import Job, Report, Told, run_told
-from engines.artifacts.source import job_memory, workers_for
-from engines.compile.target import Target, chosen_target
+from engines.artifacts.build import Build
+from engines.artifacts.export import Export, Wanted
+from engines.artifacts.ingredients import Decision, latest
+from engines.artifacts.jobs import Job, Told, run_jobs
+from engines.compile.target import chosen_target
+from engines.memory import job_memory
 from engines.proof.questions import NOTHING_MORE
 from engines.proof.saved import read, reasons
 from engines.proof.update import update
-from engines.tensorrt.profiles import Profiles, profiles
+from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import RTX
 from export.precision import Precision
-from export.stages import compiled, components
-
-# Peak memory of a process that proves or builds a component (`job_memory`). Measured at base: the
-# most was 3.7 GB, for the proof of the float16 token decoder (0.27 GB of float32 parameters).
-PROOF_FACTOR, BUILD_FACTOR = 9.0, 1.0
+from export.stages import compiled
 
 
 @dataclass(frozen=True)
@@ -38,6 +33,7 @@ class Asked:
     """What engines are asked for, in words that a worker process can be sent.
 
     Attributes:
+        checkpoint, folder, precisions, workers: see `engines.artifacts.export.Export`.
         target, sms: see `engines.compile.target.chosen_target`.
         names, batch, length: see `engines.tensorrt.profiles.profiles`.
     """
@@ -50,34 +46,29 @@ class Asked:
     names: Sequence[str] | None = None
     batch: Sequence[int] | None = None
     length: Sequence[int] | None = None
+    workers: int | None = None
 
-    def build(self) -> tuple[Target, Profiles]:
-        """The target and the profiles.
+    def build(self) -> Build:
+        """The build of what is in the folder.
 
         Raises:
             ConfigError, ProviderError: something that there is not.
         """
         config = folders.load(self.folder).config
         ranges = profiles(config, self.names, self.batch, self.length)
-        return chosen_target(self.target, self.sms), ranges
+        return Build(self.folder, chosen_target(self.target, self.sms), ranges)
 
 
-@dataclass
-class Made:
-    """What was done, and why: by kind, a Decision on every file; and what was verified."""
-
-    exported: list[Decision] = field(default_factory=list)
-    verified: list[str] = field(default_factory=list)
-    built: list[Decision] = field(default_factory=list)
-
-
-def make_engines(asked: Asked, progress: Told, *, workers: int | None = None) -> Made:
+def make_engines(asked: Asked, progress: Told) -> dict[str, list[Decision]]:
     """Export, prove and build what has changed.
 
     Args:
         asked: of what.
-        progress: told in one line what runs, how much is done and how long the rest may take.
-        workers: at most so many jobs at a time; default: as many as cores and memory allow.
+        progress: see `engines.artifacts.jobs.run_jobs`.
+
+    Returns:
+        By "export", "verify" and "build": of every component or engine, whether that was done, and
+        why.
 
     Raises:
         ParityError: the first gate that does not hold.
@@ -87,71 +78,53 @@ def make_engines(asked: Asked, progress: Told, *, workers: int | None = None) ->
     chosen_target(asked.target, asked.sms)  # wrong words are refused before the long work
     for name in asked.precisions:
         Precision.of(name).require(asked.target)
-    made = Made()
-    export = Export(asked.checkpoint, asked.folder, asked.precisions)
-    exports: dict[str, Job] = {}
-    if export.replaces():
-        arguments = (asked.checkpoint, asked.folder, asked.precisions, progress)
-        made.exported = export_artifacts(*arguments, workers=workers)
-    else:
-        decisions, exports = export.pending()
-        made.exported = [decision for decision in decisions.values() if not decision.reasons]
-    jobs = [
-        job
-        for precision in asked.precisions
-        for component in components()
-        for job in _chain(asked, made, precision, component, exports)
-    ]
-    workers = workers_for(asked.checkpoint) if workers is None else workers
-    for name, result in run_told(jobs, progress, workers).items():
-        kind, _, rest = name.partition(" ")
-        if kind == "export":
-            made.exported.append(result)
-        elif kind == "verify":
-            made.verified.append(rest)
-        else:
-            made.built += result
-    return made
+    export = Export(asked.checkpoint, asked.folder, asked.precisions, asked.workers)
+    exported, waiting = export.begin(progress)
+    exports = {job.name: job for job in waiting}
+    made: dict[str, list[Decision]] = {"export": exported, "verify": [], "build": []}
+    jobs: list[Job] = []
+    for item in export.wanted:
+        jobs += _chain(asked, item, exports.get(f"export {item}"), made)
+    for name, decisions in run_jobs(jobs, progress, workers=export.workers).items():
+        made[name.partition(" ")[0]] += decisions
+    return {kind: latest(decisions) for kind, decisions in made.items()}
 
 
 def _chain(
-    asked: Asked, made: Made, precision: str, component: str, exports: Mapping[str, Job]
+    asked: Asked, item: Wanted, export: Job | None, made: dict[str, list[Decision]]
 ) -> list[Job]:
-    """The jobs of a component in a precision, each after the one before it."""
-    key, stages = f"{precision} {component}", compiled(component)
-    jobs = [replace(exports[key], name=f"export {key}")] if key in exports else []
+    """The jobs of a component, each after the one before it; `made` gets what is decided by now."""
+    jobs, stages = [] if export is None else [export], compiled(item.component)
 
-    def add(kind: str, run: Callable[[Report], Any], factor: float) -> None:
-        memory = job_memory(asked.checkpoint, component, factor)
-        jobs.append(Job(f"{kind} {key}", run, memory, tuple(job.name for job in jobs)))
+    def add(kind: str, run: Callable[[Asked, Wanted, Told], list[Decision]]) -> None:
+        memory = job_memory(kind, asked.checkpoint, item.component)
+        after = tuple(job.name for job in jobs)
+        jobs.append(Job(f"{kind} {item}", functools.partial(run, asked, item), memory, after))
 
-    if jobs or _unproved(asked, precision, component):
-        add("verify", functools.partial(_verify, asked, precision, component), PROOF_FACTOR)
-    kept = [] if jobs else Build(asked.folder, *asked.build()).decisions(precision, stages)
-    if stages and (jobs or any(decision.reasons for decision in kept)):
-        add("build", functools.partial(_build, asked, precision, stages), BUILD_FACTOR)
+    if export is None:
+        saved, manifest = read(asked.folder), folders.load(asked.folder)
+        why = reasons(saved, manifest, item.precision, NOTHING_MORE, [item.component])
+        engines = asked.build().decisions(item.precision, stages)
     else:
-        made.built += kept
+        why = ("exported anew",)
+        engines = [Decision(f"{item.precision} {stage}", why) for stage in stages]
+    made["verify"].append(Decision(str(item), why))
+    made["build"] += engines
+    if why:
+        add("verify", _verify)
+    if any(decision.reasons for decision in engines):
+        add("build", _build)
     return jobs
 
 
-def _unproved(asked: Asked, precision: str, component: str) -> bool:
-    manifest = folders.load(asked.folder)
-    return bool(reasons(read(asked.folder), manifest, precision, NOTHING_MORE, [component]))
-
-
-def _verify(asked: Asked, precision: str, component: str, report: Report) -> None:
-    found = update(
-        asked.folder,
-        asked.checkpoint,
-        [precision],
-        stages=[component],
-        progress=lambda text: report(text, 0, 1),
-    )
+def _verify(asked: Asked, item: Wanted, report: Told) -> list[Decision]:
+    stages = [item.component]
+    found = update(asked.folder, asked.checkpoint, [item.precision], stages=stages, progress=report)
     found.save()
     found.new.require_passed()
+    return []
 
 
-def _build(asked: Asked, precision: str, stages: Sequence[str], report: Report) -> list[Decision]:
-    target, ranges = asked.build()
-    return build_artifacts(asked.folder, [precision], target, ranges, report, stages)
+def _build(asked: Asked, item: Wanted, report: Told) -> list[Decision]:
+    stages = compiled(item.component)
+    return asked.build().run([item.precision], lambda what, *_: report(what), stages)

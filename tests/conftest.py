@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import setup_worker  # noqa: F401  # before anything that starts threads
 
-from engines.artifacts.build import build_artifacts
-from engines.artifacts.export import export_artifacts
+from engines.artifacts.build import Build
+from engines.artifacts.export import Export
 from engines.compile.target import rtx_target
 from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import parse_sms
@@ -59,10 +59,10 @@ def small_artifacts(small_checkpoint: Path, shared: Path) -> Path:
     folder = shared / "artifacts" / "small"
     with files.locked(shared):
         if not folder.exists():
-            export_artifacts(small_checkpoint, folder, ["fp32", "fp16", "bf16"], lambda _: None)
+            Export(small_checkpoint, folder, ["fp32", "fp16", "bf16"]).run(lambda _: None)
             target = rtx_target(parse_sms("all"), skip_unsupported=True)
             ranges = profiles(PRESETS["small"])
-            build_artifacts(folder, None, target, ranges, lambda *_: None)
+            Build(folder, target, ranges).run(None, lambda *_: None)
     return folder
 
 
@@ -73,7 +73,7 @@ def int8_artifacts(small_artifacts: Path, small_checkpoint: Path, shared: Path) 
     with files.locked(shared):
         if not folder.exists():
             shutil.copytree(small_artifacts, folder)
-            export_artifacts(small_checkpoint, folder, ["int8"], lambda _: None)
+            Export(small_checkpoint, folder, ["int8"]).run(lambda _: None)
     return folder
 
 

@@ -1,16 +1,22 @@
-"""sha256 of files and texts, remembered so that no file is read twice."""
+"""sha256 of texts, of files, and of the code that something depends on.
+
+Code counts as its syntax tree: a comment changes nothing. Imports neither torch nor TensorRT.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import hashlib
-import json
 import os
-import time
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ldlm import files
+
+# The three packages lie side by side, in a checkout and where they are installed.
+PACKAGES = {name: Path(__file__).parents[2] / name for name in ("ldlm", "export", "engines")}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def text_digest(text: str) -> str:
@@ -18,67 +24,65 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def remembered(path: Path) -> dict[str, Any]:
-    """The JSON object that an earlier process left; empty where there is nothing usable."""
-    try:
-        known = json.loads(files.read_if_possible(path))
-    except ValueError:
-        return {}
-    return known if isinstance(known, dict) else {}
+def file_digest(path: Path) -> str:
+    """sha256 of a file; a process reads each file once, unless it changes meanwhile."""
+    stat = path.stat()
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    return _file_digest(os.path.realpath(path), state)
 
 
-class Digests:
-    """sha256 of files, remembered by size, times and inode, so that no file is read twice.
+@cache
+def _file_digest(path: str, _state: tuple[int, ...]) -> str:
+    return files.sha256(Path(path))
+
+
+@cache
+def closure(module: str, package: str | None = None) -> tuple[str, ...]:
+    """The modules of one package that a module needs, itself among them, sorted.
 
     Args:
-        folder: where the memory is kept; losing it costs time, never correctness.
+        module: where to start, such as "ldlm.denoiser".
+        package: which package's modules; default: the module's own.
     """
+    seen: set[str] = set()
+    waiting = [module]
+    own = module.partition(".")[0]
+    while waiting:
+        name = waiting.pop()
+        # Within one package, what other packages import of it does not count.
+        if name not in seen and (package or name.partition(".")[0] == own):
+            seen.add(name)
+            waiting += _code(name)[1]
+    return tuple(sorted(name for name in seen if name.partition(".")[0] == (package or own)))
 
-    NAME = ".digests.json"
-    SETTLED = 0.1  # seconds: a file younger than this could change within its timestamp
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / self.NAME
-        self._known: dict[str, list[Any]] = remembered(self._path)
-        self.learned: dict[str, list[Any]] = {}  # by this object, since it was last saved
+def source_digest(modules: Sequence[str]) -> str:
+    """sha256 over the modules' syntax trees: no comments, no docstrings, no positions."""
+    return text_digest("\n".join(f"{name} {_code(name)[0]}" for name in modules))
 
-    def of(self, path: Path) -> str:
-        """The sha256 of a file that is there."""
-        stat = path.stat()
-        state = self._state(stat)
-        key = str(path.resolve())
-        entry = self._known.get(key)
-        if isinstance(entry, list) and len(entry) == 5 and entry[:4] == state:
-            return str(entry[4])
-        digest = files.sha256(path)
-        if time.time() - max(stat.st_mtime, stat.st_ctime) > self.SETTLED:
-            self.learned[key] = self._known[key] = [*state, digest]
-        return digest
 
-    def note(self, path: Path, digest: str) -> None:
-        """Take note of a file of ours that was hashed and has just been moved to its place.
+@cache
+def _code(module: str) -> tuple[str, list[str]]:
+    """A module's syntax tree as a hash, and which of our modules it imports, wherever in it."""
+    tree = ast.parse(_path(module).read_bytes())
+    imports: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:  # a module below, or a name in the module itself
+                below = f"{node.module}.{alias.name}"
+                imports.append(below if _is_ours(below) else node.module)
+        elif isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            node.body.pop(0)
+    return text_digest(ast.dump(tree)), [name for name in dict.fromkeys(imports) if _is_ours(name)]
 
-        However young it is: to change it unseen, another process would have to write to it within
-        the clock tick in which it was moved.
-        """
-        entry = [*self._state(path.stat()), digest]
-        self.learned[str(path.resolve())] = self._known[str(path.resolve())] = entry
 
-    @staticmethod
-    def _state(stat: os.stat_result) -> list[int]:
-        return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+def _path(module: str) -> Path:
+    package, *parts = module.split(".")
+    path = PACKAGES[package].joinpath(*parts)
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
-    def is_same(self, path: Path, digest: str) -> bool:
-        """Whether the file is there and has this sha256."""
-        return path.is_file() and self.of(path) == digest
 
-    def save(self) -> None:
-        """Keep what was learned, beside what other processes have; where that can be."""
-        folder = self._path.parent
-        if not self.learned or not folder.is_dir():
-            return
-        with contextlib.suppress(OSError), files.locked(folder, f"{files.LOCK}-digests"):
-            known = remembered(self._path) | self.learned
-            known = {path: entry for path, entry in known.items() if os.path.lexists(path)}
-            files.write_if_possible(self._path, json.dumps(known).encode())
-            self.learned = {}
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES and _path(module).is_file()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from engines.artifacts import folder as folders
 from engines.artifacts import ingredients
 from engines.artifacts import manifest as manifests
-from engines.artifacts.digests import Digests, text_digest
-from engines.artifacts.ingredients import Decision, stale
-from engines.artifacts.jobs import Job, Report, Told, run_told
+from engines.artifacts.digests import file_digest, text_digest
+from engines.artifacts.ingredients import Decision, Ingredients, latest, stale
+from engines.artifacts.jobs import Job, Told, run_jobs
 from engines.artifacts.manifest import FileEntry, GraphEntry, Manifest
-from engines.artifacts.source import Source, Wanted, workers_for
+from engines.memory import job_memory, workers_for
 from export.precision import Precision
 from export.stages import components, stages_of
 from ldlm import checkpoint as checkpoints
 from ldlm import files
-from ldlm.errors import CheckpointError
+from ldlm import tokenizer as tokenizers
+from ldlm.errors import ArtifactError, CheckpointError
 
 if TYPE_CHECKING:
     from ldlm.model import LDLM
@@ -34,176 +36,181 @@ if TYPE_CHECKING:
 TOOLS = (*ingredients.GRAPH_TOOLS, *ingredients.ENGINE_TOOLS, *ingredients.PROOF_TOOLS)
 
 
-def export_artifacts(
-    checkpoint: Path,
-    folder: Path,
-    precisions: Sequence[str],
-    progress: Told,
-    *,
-    workers: int | None = None,
-) -> list[Decision]:
-    """Export every stage of a checkpoint in every precision, as far as it has changed.
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A component that shall be there in a precision, and all that its graphs depend on."""
 
-    What is finished stays usable if the rest fails. Where the folder holds another checkpoint's
-    graphs, or an older version's, those stay until all new ones are there, and go at one moment.
+    precision: str
+    component: str
+    made_from: Ingredients
+
+    def __str__(self) -> str:
+        return f"{self.precision} {self.component}"
+
+
+class Export:
+    """A checkpoint's components in some precisions, and the folder for them; workers get a copy.
 
     Args:
         checkpoint: the checkpoint folder.
         folder: the artifacts.
         precisions: which.
-        progress: told what is being done.
-        workers: at most so many graphs at a time, each in a process of its own; default: as many
-            as cores and memory allow, or one at a time for a small checkpoint.
-
-    Returns:
-        For every stage and precision, whether it was exported and why.
+        workers: at most so many components at a time, each in a process of its own; default: as
+            many as cores and memory allow, or one at a time for a small checkpoint.
 
     Raises:
-        ConfigError, CheckpointError, ExportError, DiskSpaceError: as the steps; ArtifactError when
-            the folder is not one of ours, or is given to another checkpoint meanwhile.
-    """
-    export = Export(checkpoint, folder, precisions)
-    workers = workers_for(checkpoint) if workers is None else workers
-    try:
-        if export.replaces():
-            waiting = functools.partial(progress, f"waiting for another export into {folder}")
-            with files.locked(folder, f"{files.LOCK}-exports", waiting=waiting):
-                if reasons := export.replaces():  # still
-                    export.replace(progress, workers)
-                    return [Decision(str(item), reasons) for item in export.wanted]
-        decisions, jobs = export.pending()
-        return list((decisions | run_told(jobs.values(), progress, workers)).values())
-    finally:
-        _model.cache_clear()
-        export.digests.save()
-
-
-class Export:
-    """A checkpoint, the folder that its graphs go to, and which; workers get a copy.
-
-    Raises:
-        CheckpointError, ConfigError, ArtifactError: as `export_artifacts`.
+        CheckpointError, ConfigError, TokenizerError: the checkpoint is not usable, or there is no
+            such precision.
+        ArtifactError: the folder is not one of ours.
     """
 
-    def __init__(self, checkpoint: Path, folder: Path, precisions: Sequence[str]) -> None:
+    def __init__(
+        self, checkpoint: Path, folder: Path, precisions: Sequence[str], workers: int | None = None
+    ) -> None:
         folders.require_ours(folder)
-        self.folder, self.digests = folder, Digests(folder)
-        self.source = Source.of(checkpoint, self.digests)
+        self.checkpoint, self.folder = checkpoint, folder
+        self.origin = self.digest, self.config = folders.origin_of(checkpoint)
+        self.tokenizer = checkpoints.read_tokenizer(checkpoint)
+        if self.tokenizer is not None:
+            tokenizers.parse(self.tokenizer, self.config)  # refused before the long work
+        origin = ingredients.origin_ingredients(*self.origin)
+        # This is looked up before the code in question is imported, so that an edit during a long
+        # export is not taken for what was exported.
         self.wanted = [
-            Wanted.of(self.source, name, part) for name in precisions for part in components()
+            Wanted(name, part, ingredients.graph_ingredients(part, name, origin))
+            for name in dict.fromkeys(precisions)
+            for part in components()
         ]
+        self.workers = workers_for(checkpoint) if workers is None else workers
         folder.mkdir(parents=True, exist_ok=True)
 
-    def replaces(self) -> tuple[str, ...]:
+    def run(self, progress: Told) -> list[Decision]:
+        """Export what has changed; what is finished stays usable if the rest fails.
+
+        Returns:
+            For every component and precision, whether it was exported and why.
+
+        Raises:
+            ExportError, CheckpointError, DiskSpaceError: as the steps.
+            ArtifactError: the folder is given to another checkpoint meanwhile.
+        """
+        try:
+            decisions, jobs = self.begin(progress)
+            made = run_jobs(jobs, progress, workers=self.workers)
+            return latest([*decisions, *itertools.chain.from_iterable(made.values())])
+        finally:
+            _model.cache_clear()
+
+    def begin(self, progress: Told) -> tuple[list[Decision], list[Job]]:
+        """A Decision on every component, and jobs that export what must be and decide again.
+
+        Where the folder holds another checkpoint's graphs, or an older version's, all are exported
+        here: the old ones stay until all new ones are there, and go at one moment.
+
+        Raises:
+            ExportError, CheckpointError, DiskSpaceError, ArtifactError: as `run`.
+        """
+        if self._foreign():
+            waiting = functools.partial(progress, f"waiting for another export into {self.folder}")
+            with files.locked(self.folder, f"{files.LOCK}-exports", waiting=waiting):
+                if reasons := self._foreign():  # still
+                    self._replace(progress)
+                    return [Decision(str(item), reasons) for item in self.wanted], []
+        if not self._has_tokenizer(folders.find(self.folder)):
+            with (
+                files.staging_folder(self.folder) as staging,
+                folders.updated(self.folder, self._begun) as manifest,
+            ):
+                self._put_tokenizer(staging, manifest)
+        manifest = self._require_ours(folders.find(self.folder))
+        decisions = [Decision(str(item), self._reasons(manifest, item)) for item in self.wanted]
+        changed = {decision.what for decision in decisions if decision.reasons}
+        wanted = [item for item in self.wanted if str(item) in changed]
+        return decisions, self._jobs(wanted, self._update)
+
+    def _foreign(self) -> tuple[str, ...]:
         """Why everything is made anew, to take the old files' place at one moment; else nothing."""
         if folders.is_older(self.folder):
             return ("made by an older version",)
         old = folders.find(self.folder)
-        if old is None or not old.graphs or self.source.is_of(old):
+        if old is None or not old.graphs:
             return ()
-        return ingredients.changes(
-            *(
-                {"weights": weights, "config": text_digest(config.to_json())}
-                for weights, config in (old.origin, self.source.origin)
-            )
-        )
+        before = ingredients.origin_ingredients(*old.origin)
+        return ingredients.changes(before, ingredients.origin_ingredients(*self.origin))
 
-    def replace(self, progress: Told, workers: int | None) -> None:
+    def _replace(self, progress: Told) -> None:
         """Export everything beside the old files, then let the manifest speak of the new ones."""
         old = folders.find(self.folder)
         progress(f"in place of the artifacts of {old.name if old else 'an older version'}")
-
-        def begin(present: Manifest | None) -> Manifest:
-            if present and present.graphs and not (old and present.origin == old.origin):
-                self.source.require_of(present)
-            return self.source.fresh()
-
+        begun = functools.partial(self._begun, replaced=old)
         with files.staging_folder(self.folder) as staging:
-            tokenizer = self.source.stage_tokenizer(staging)
-            jobs = self._jobs(self.wanted, self._export, staging)
-            made = run_told(jobs.values(), progress, workers)
-            with folders.updated(self.folder, begin) as manifest:
-                self._put_tokenizer(staging, tokenizer, manifest)
+            jobs = self._jobs(self.wanted, functools.partial(self._export, staging))
+            made = run_jobs(jobs, progress, workers=self.workers)
+            with folders.updated(self.folder, begun) as manifest:
+                self._put_tokenizer(staging, manifest)
                 for item in self.wanted:
-                    self._put(staging, item, made[str(item)], manifest)
+                    self._put(staging, item, made[f"export {item}"], manifest)
         for name in (manifests.PARITY, manifests.QUALITY):
             (self.folder / name).unlink(missing_ok=True)
 
-    def pending(self) -> tuple[dict[str, Decision], dict[str, Job]]:
-        """A Decision on every graph; for each that has changed, a job that commits it.
+    def _begun(self, present: Manifest | None, replaced: Manifest | None = None) -> Manifest:
+        """The manifest to add to: the present one, or a new one in place of `replaced`."""
+        if present and present.graphs and not (replaced and present.origin == replaced.origin):
+            return self._require_ours(present)
+        if present and present.origin == self.origin:
+            return present
+        return Manifest(self.checkpoint.resolve().name, *self.origin)
 
-        Both by "precision component". A job returns its Decision.
+    def _require_ours(self, manifest: Manifest | None) -> Manifest:
+        """The manifest to add to; two checkpoints are not mixed in one folder.
+
+        Raises:
+            ArtifactError: the artifacts are another one's, or gone.
         """
-        self._begin()
-        manifest = self.source.require_of(folders.find(self.folder))
-        decisions = {
-            str(item): Decision(str(item), self._reasons(manifest, item)) for item in self.wanted
-        }
-        self.digests.save()
-        changed = [item for item in self.wanted if decisions[str(item)].reasons]
-        return decisions, self._jobs(changed, self._update)
+        if manifest is None:
+            raise ArtifactError("the artifacts were removed during the export")
+        if manifest.origin != self.origin:
+            raise ArtifactError(
+                "the folder was given to another checkpoint during the export",
+                expected=f"weights {self.digest}",
+                got=f"weights {manifest.checkpoint}",
+                remedy="export into a folder of its own",
+            )
+        return manifest
 
-    def _jobs(
-        self, items: Iterable[Wanted], run: Callable[..., Any], *arguments: Any
-    ) -> dict[str, Job]:
-        """A job for each graph, the largest first."""
-        jobs = [
-            Job(str(item), functools.partial(run, item, *arguments), item.memory(self.source))
-            for item in items
-        ]
-        return {job.name: job for job in sorted(jobs, key=lambda job: -job.memory)}
-
-    def _begin(self) -> None:
-        """A manifest to add to, and the checkpoint's present tokenizer."""
-
-        def begin(present: Manifest | None) -> Manifest:
-            if present and present.graphs:
-                self.source.require_of(present)
-            return present if present and self.source.is_of(present) else self.source.fresh()
-
-        with files.locked(self.folder, f"{files.LOCK}-tokenizer"):
-            manifest = folders.find(self.folder)
-            if manifest and self.source.is_of(manifest):
-                text, entry = self.source.tokenizer, manifest.tokenizer
-                digest = None if text is None else text_digest(text)
-                if (entry.sha256 if entry else None) == digest and (
-                    entry is None or self.digests.is_same(self.folder / entry.path, entry.sha256)
-                ):
-                    return
-            with files.staging_folder(self.folder) as staging:
-                tokenizer = self.source.stage_tokenizer(staging)
-                with folders.updated(self.folder, begin) as manifest:
-                    self._put_tokenizer(staging, tokenizer, manifest)
+    def _jobs(self, items: Iterable[Wanted], run: Callable[[Wanted, Told], Any]) -> list[Job]:
+        """A job for each component, the largest first."""
+        jobs = []
+        for item in items:
+            memory = job_memory("export", self.checkpoint, item.component)
+            jobs.append(Job(f"export {item}", functools.partial(run, item), memory))
+        return sorted(jobs, key=lambda job: -job.memory)
 
     def _reasons(self, manifest: Manifest, item: Wanted) -> tuple[str, ...]:
-        """Why a graph must be exported; empty if what is there is what would come out."""
-        graphs = (manifest.find_graph(item.precision, s.name) for s in stages_of(item.component))
-        args = (self.folder, item.made_from, self.digests)
-        found = (stale(graph, "not exported yet", *args) for graph in graphs)
-        return next(filter(None, found), ())
+        """Why a component must be exported; empty if what is there is what would come out."""
+        graphs = [manifest.find_graph(item.precision, s.name) for s in stages_of(item.component)]
+        return stale(graphs, "not exported yet", self.folder, item.made_from)
 
-    def _update(self, item: Wanted, report: Report) -> Decision:
-        """Export a graph if another process has not, and commit it."""
-        ours = self.source.require_of
+    def _update(self, item: Wanted, report: Told) -> list[Decision]:
+        """Export a component if another process has not, and commit it."""
         lock = f"{files.LOCK}-{item.precision}-{item.component}"
-        waiting = functools.partial(report, "waiting for another export of it", 0, 1)
+        waiting = functools.partial(report, "waiting for another export of it")
         with files.locked(self.folder, lock, waiting=waiting):
-            reasons = self._reasons(ours(folders.find(self.folder)), item)
+            reasons = self._reasons(self._require_ours(folders.find(self.folder)), item)
             if reasons:
                 with files.staging_folder(self.folder) as staging:
-                    entries = self._export(item, staging, report)
-                    with folders.updated(self.folder, ours) as manifest:
+                    entries = self._export(staging, item, report)
+                    with folders.updated(self.folder, self._require_ours) as manifest:
                         self._put(staging, item, entries, manifest)
-                    self.digests.save()
-        return Decision(str(item), reasons)
+        return [Decision(str(item), reasons)]
 
-    def _export(self, item: Wanted, staging: Path, report: Report) -> list[GraphEntry]:
-        """Export a graph into a folder of its own in `staging`; the paths are below that one."""
+    def _export(self, staging: Path, item: Wanted, report: Told) -> list[GraphEntry]:
+        """Export into a folder of its own in `staging`; the paths are below that one."""
         from export.exporter import export_stage
 
-        report("reading the checkpoint", 0, 1)
-        model = _model(self.folder, self.source)
-        report("exporting", 0, 1)
+        report("reading the checkpoint")
+        model = _model(self.checkpoint, self.digest)
+        report("exporting")
         started = time.perf_counter()
         made = staging / str(item)
         graphs = export_stage(model, item.component, item.precision, made)
@@ -225,7 +232,7 @@ class Export:
     def _put(
         self, staging: Path, item: Wanted, entries: Sequence[GraphEntry], manifest: Manifest
     ) -> None:
-        """Move a graph that was exported to its place, and let the manifest speak of it."""
+        """Move what was exported to its place, and let the manifest speak of it."""
         wanted = folders.place(f"onnx/{item.precision}/", item.component, item.made_from)
         place = files.publish_new(staging / str(item), self.folder, wanted)
         rules = Precision.of(item.precision).rules
@@ -234,23 +241,34 @@ class Export:
         for entry in entries:
             graph, data = entry.graph.under(place), entry.data.under(place)
             manifest.put_graph(dataclasses.replace(entry, graph=graph, data=data))
-            for file in (graph, data):
-                self.digests.note(self.folder / file.path, file.sha256)
 
-    def _put_tokenizer(
-        self, staging: Path, tokenizer: FileEntry | None, manifest: Manifest
-    ) -> None:
-        """Move a staged tokenizer to its place, and let the manifest speak of it, or of none."""
-        manifest.tokenizer = tokenizer
-        if tokenizer is not None:
-            wanted = folders.place("", "tokenizer", {"sha256": tokenizer.sha256})
-            place = files.publish_new(staging / "tokenizer", self.folder, wanted)
-            manifest.tokenizer = tokenizer.under(place)
-            self.digests.note(self.folder / manifest.tokenizer.path, tokenizer.sha256)
+    def _has_tokenizer(self, manifest: Manifest | None) -> bool:
+        """Whether the artifacts are this checkpoint's, with its present tokenizer or none."""
+        if manifest is None or manifest.origin != self.origin:
+            return False
+        entry = manifest.tokenizer
+        if entry is None or self.tokenizer is None:
+            return entry is None and self.tokenizer is None
+        return entry.sha256 == text_digest(self.tokenizer) and entry.is_kept(self.folder)
+
+    def _put_tokenizer(self, staging: Path, manifest: Manifest) -> None:
+        """Let the manifest speak of the checkpoint's tokenizer, moved to its place, or of none."""
+        if self._has_tokenizer(manifest):
+            return
+        manifest.tokenizer = None
+        if self.tokenizer is not None:
+            path = staging / "tokenizer" / manifests.TOKENIZER
+            path.parent.mkdir()
+            path.write_text(self.tokenizer, "utf-8")
+            files.sync_folder(path.parent)
+            file = FileEntry.of(path.parent, path)
+            wanted = folders.place("", "tokenizer", {"sha256": file.sha256})
+            place = files.publish_new(path.parent, self.folder, wanted)
+            manifest.tokenizer = file.under(place)
 
 
 @functools.lru_cache(maxsize=1)
-def _model(folder: Path, source: Source) -> LDLM:
+def _model(checkpoint: Path, digest: str) -> LDLM:
     """The model, if its file is still the one that was looked at; kept during an export.
 
     Raises:
@@ -258,12 +276,12 @@ def _model(folder: Path, source: Source) -> LDLM:
     """
     from ldlm.model import LDLM
 
-    model = LDLM.from_checkpoint(source.folder)
-    found = Digests(folder).of(source.folder / checkpoints.WEIGHTS)
-    if found != source.digest:
+    model = LDLM.from_checkpoint(checkpoint)
+    found = file_digest(checkpoint / checkpoints.WEIGHTS)
+    if found != digest:
         raise CheckpointError(
-            f"{source.folder} was replaced during the export",
-            expected=f"sha256 {source.digest}",
+            f"{checkpoint} was replaced during the export",
+            expected=f"sha256 {digest}",
             got=f"sha256 {found}",
             remedy="export again",
         )

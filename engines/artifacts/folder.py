@@ -25,10 +25,11 @@ from typing import TypeVar
 
 import msgspec
 
-from engines.artifacts.digests import Digests, text_digest
+from engines.artifacts.digests import file_digest, text_digest
 from engines.artifacts.manifest import MANIFEST, SCHEMA, TOKENIZER, Manifest
 from ldlm import checkpoint as checkpoints
 from ldlm import files
+from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, ConfigError
 
 T = TypeVar("T")
@@ -173,23 +174,25 @@ def require_no_links(folder: Path) -> None:
                     raise files.a_link(path)
 
 
-def require_origin(
-    manifest: Manifest, checkpoint: Path, digest: Callable[[Path], str] = files.sha256
-) -> Path:
-    """The checkpoint folder, if the artifacts were made from it.
-
-    Args:
-        manifest: of the artifacts.
-        checkpoint: the checkpoint folder.
-        digest: the sha256 of a file.
+def origin_of(checkpoint: Path) -> tuple[str, LDLMConfig]:
+    """What a manifest says of a checkpoint folder (`Manifest.origin`); it is not loaded.
 
     Raises:
-        ArtifactError: the artifacts were made from another one.
-        CheckpointError: there is none at the path.
+        CheckpointError, ConfigError: it is not usable.
     """
     config = checkpoints.read_config(checkpoint)
     checkpoints.read_header(checkpoint / checkpoints.WEIGHTS)
-    found = digest(checkpoint / checkpoints.WEIGHTS)
+    return file_digest(checkpoint / checkpoints.WEIGHTS), config
+
+
+def require_origin(manifest: Manifest, checkpoint: Path) -> Path:
+    """The checkpoint folder, if the artifacts were made from it.
+
+    Raises:
+        ArtifactError: they were made from another one.
+        CheckpointError, ConfigError: it is not usable.
+    """
+    found, config = origin_of(checkpoint)
     for origin, expected, got in (
         ("with another configuration", manifest.config, config),
         ("from another checkpoint", f"sha256 {manifest.checkpoint}", f"sha256 {found}"),
@@ -210,7 +213,8 @@ def require_ours(folder: Path) -> None:
     Raises:
         ArtifactError: the folder exists, is not empty and has no manifest; or there is a link.
     """
-    ours = (files.LOCK, files.PARTIAL, Digests.NAME, "tokenizer-")
+    # Older versions remembered the files' hashes in the third.
+    ours = (files.LOCK, files.PARTIAL, ".digests.json", "tokenizer-")
     if (
         folder.exists()
         and not exists(folder)

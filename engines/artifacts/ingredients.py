@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engines.artifacts.code import PACKAGES, closure, source_digest
-from engines.artifacts.digests import Digests, text_digest
+from engines.artifacts.digests import PACKAGES, closure, source_digest, text_digest
 from engines.artifacts.manifest import EngineEntry, GraphEntry
 from engines.compile.target import Target
 from engines.tensorrt.profiles import Profiles
@@ -31,37 +30,33 @@ PROOF_TOOLS = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt-rtx", "numpy
 Ingredients = dict[str, str]
 
 
-def graph_ingredients(
-    weights: str, precision: str, checkpoint: str, config: LDLMConfig
-) -> Ingredients:
-    """All that an exported graph depends on.
+def origin_ingredients(checkpoint: str, config: LDLMConfig) -> Ingredients:
+    """What everything depends on: sha256 of model.safetensors, and the model's configuration."""
+    return {"weights": checkpoint, "config": text_digest(config.to_json())}
 
-    Args:
-        weights: the stage, by its weights file.
-        precision: a policy.
-        checkpoint: sha256 of model.safetensors.
-        config: of the model.
+
+def graph_ingredients(component: str, precision: str, origin: Ingredients) -> Ingredients:
+    """All that a component's graphs depend on; `origin` is of `origin_ingredients`.
 
     Raises:
-        ConfigError: no such stage or precision.
+        ConfigError: no such component or precision.
     """
     rules = [dataclasses.asdict(rule) for rule in Precision.of(precision).rules]
     return {
-        "weights": checkpoint,
-        "config": text_digest(config.to_json()),
+        **origin,
         "policy": text_digest(json.dumps(rules)),
         "code of the export": source_digest(closure("export.exporter")),
-        "code of the stage": source_digest(sorted({*closure(stage(weights).module), *LOADER})),
+        "code of the stage": source_digest(sorted({*closure(stage(component).module), *LOADER})),
         **tool_versions(GRAPH_TOOLS),
     }
 
 
-def engine_ingredients(graph: str, data: str, target: Target, profiles: Profiles) -> Ingredients:
-    """All that an engine depends on; `graph` and `data` are sha256."""
+def engine_ingredients(graph: GraphEntry, target: Target, profiles: Profiles) -> Ingredients:
+    """All that an engine depends on."""
     ranges = {name: {a: str(r) for a, r in axes.items()} for name, axes in profiles.items()}
     return {
-        "graph": graph,
-        "graph's weights": data,
+        "graph": graph.graph.sha256,
+        "graph's weights": graph.data.sha256,
         "targets": target.asked,
         "profiles": json.dumps(ranges),
         "code of the build": source_digest([m for top in target.modules for m in closure(top)]),
@@ -75,14 +70,12 @@ def proof_ingredients(
     """All that a proof depends on, beside what was asked.
 
     Args:
-        graphs: what it speaks of; see `engines.proof.records.identity`.
-        checkpoint: sha256 of model.safetensors.
-        config: of the model.
+        graphs: what it speaks of; see `engines.proof.saved.identity`.
+        checkpoint, config: see `origin_ingredients`.
     """
     modules = [m for package in PACKAGES for m in closure("engines.proof.verify", package)]
     return {
-        "weights": checkpoint,
-        "config": text_digest(config.to_json()),
+        **origin_ingredients(checkpoint, config),
         "graphs": text_digest(json.dumps(dict(sorted(graphs.items())))),
         "code of the proof": source_digest(modules),
         **tool_versions(PROOF_TOOLS),
@@ -90,28 +83,27 @@ def proof_ingredients(
 
 
 def stale(
-    entry: GraphEntry | EngineEntry | None,
+    entries: Iterable[GraphEntry | EngineEntry | None],
     missing: str,
     folder: Path,
-    made_from: Mapping[str, str],
-    digests: Digests,
+    made_from: Ingredients,
 ) -> tuple[str, ...]:
     """Why something must be made, in words; empty if what is there is what would come out.
 
     Args:
-        entry: of what is there; None is nothing, for which `missing` is the reason.
-        missing: see `entry`.
+        entries: of what is there; None is nothing, for which `missing` is the reason.
+        missing: see `entries`.
         folder: the artifacts.
         made_from: what it would be made from now.
-        digests: of the files.
     """
-    if entry is None:
-        return (missing,)
-    if changed := changes(entry.made_from, made_from):
-        return changed
-    for file in entry.files:
-        if not digests.is_same(folder / file.path, file.sha256):
-            return (f"{file.path} is not the file that was made",)
+    for entry in entries:
+        if entry is None:
+            return (missing,)
+        if changed := changes(entry.made_from, made_from):
+            return changed
+        for file in entry.files:
+            if not file.is_kept(folder):
+                return (f"{file.path} is not the file that was made",)
     return ()
 
 
@@ -137,6 +129,11 @@ class Decision:
 
     what: str
     reasons: tuple[str, ...]
+
+
+def latest(decisions: Iterable[Decision]) -> list[Decision]:
+    """The last Decision on each file, in the order of the first ones."""
+    return list({decision.what: decision for decision in decisions}.values())
 
 
 def tool_versions(names: Iterable[str]) -> dict[str, str]:

@@ -28,10 +28,7 @@ from ldlm.errors import LDLMError
 
 SHARE = 0.8  # of the available memory; the rest is for the system and for errors of the estimates
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-DONE = "done"
 PATIENCE = 30.0  # seconds that a worker has to end by itself
-Report = Callable[[str, int, int], None]
-Progress = Callable[[str, str, int, int], None]
 Told = Callable[[str], None]
 
 
@@ -42,23 +39,19 @@ class Job:
     Attributes:
         name: unique among the jobs.
         run: picklable, of a module that a worker can import, which the caller's main module is
-            not; called with a function that takes (phase, step, steps) to report.
+            not; called with a function that it tells in words what it is doing.
         memory: bytes that its process holds at most, everything counted.
-        after: names of jobs that must be done before it starts.
+        after: names of jobs that must be done before it starts; they come before it.
     """
 
     name: str
-    run: Callable[[Report], Any]
+    run: Callable[[Told], Any]
     memory: int
     after: tuple[str, ...] = ()
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    progress: Progress,
-    *,
-    workers: int | None = None,
-    budget: int | None = None,
+    jobs: Sequence[Job], progress: Told, *, workers: int | None = None, budget: int | None = None
 ) -> dict[str, Any]:
     """Run all jobs; in this process, one after the other, where no two could run together.
 
@@ -67,7 +60,7 @@ def run_jobs(
 
     Args:
         jobs: earlier ones first, where there is a choice.
-        progress: told (job, phase, step, steps), and (job, "done", 1, 1) at a job's end.
+        progress: told in one line what runs, how much is done, how long the rest may take.
         workers: at most so many processes; default: as many as there are cores.
         budget: bytes for the running jobs together; default: 80 % of what is available.
 
@@ -76,60 +69,95 @@ def run_jobs(
 
     Raises:
         LDLMError: a worker died; otherwise whatever the first failing job raised.
-        ValueError: a job comes after one that there is not, or after itself.
+        ValueError: a job does not come after one that it waits for.
     """
     budget = int(SHARE * available_bytes()) if budget is None else budget
     workers = min(cores() if workers is None else workers, len(jobs))
-    order = _in_order(jobs)
+    for number, job in enumerate(jobs):
+        if missing := set(job.after) - {earlier.name for earlier in jobs[:number]}:
+            raise ValueError(f"{job.name} does not come after {', '.join(sorted(missing))}")
     smallest = sum(sorted(job.memory for job in jobs)[:2])
-    if workers <= 1 or smallest > budget:
-        results = {}
-        for job in order:
-            results[job.name] = job.run(functools.partial(progress, job.name))
-            progress(job.name, DONE, 1, 1)
-        return results
-    return _Pool(order, progress, workers, budget).run()
+    run = _Run(jobs, progress)
+    if workers > 1 and smallest <= budget:
+        run.in_workers(workers, budget)
+    else:
+        run.here()
+    return run.results
 
 
-def _in_order(jobs: Sequence[Job]) -> list[Job]:
-    """As given, but each after those that it comes after."""
-    left, order = list(jobs), list[Job]()
-    while left:
-        done = {job.name for job in order}
-        ready = next((job for job in left if done.issuperset(job.after)), None)
-        if ready is None:
-            raise ValueError(f"jobs wait for one another: {', '.join(job.name for job in left)}")
-        left.remove(ready)
-        order.append(ready)
-    return order
+class _Run:
+    """One `run_jobs`: what is left, what runs and what is done."""
 
+    def __init__(self, jobs: Sequence[Job], progress: Told) -> None:
+        self.jobs, self.left, self.progress = jobs, list(jobs), progress
+        self.phases: dict[str, str] = {}  # of the jobs that run
+        self.results: dict[str, Any] = {}
+        self.idle: list[_Worker] = []
+        self.running: dict[_Worker, Job] = {}
+        self.began = time.monotonic()
 
-def run_told(jobs: Iterable[Job], progress: Told, workers: int | None) -> dict[str, Any]:
-    """`run_jobs`, told in one line: what runs, how much is done, how long the rest may take."""
-    jobs = list(jobs)
-    running: dict[str, str] = {}
-    done: list[str] = []
-    began = time.monotonic()
+    def here(self) -> None:
+        for job in self.jobs:
+            self.done(job, job.run(functools.partial(self.doing, job)))
 
-    def tell(name: str, phase: str, _step: int, _steps: int) -> None:
-        running[name] = phase
-        if phase == DONE:
-            done.append(running.pop(name))
-        text = "; ".join(f"{job}: {what}" for job, what in running.items())
-        if done and running:
-            left = (time.monotonic() - began) / len(done) * (len(jobs) - len(done))
-            text += f" ({len(done)} of {len(jobs)}, about {left:.0f} s left)"
-        if text:
-            progress(text)
+    def in_workers(self, limit: int, budget: int) -> None:
+        try:
+            while self.left or self.running:
+                self.start_what_fits(limit, budget)
+                ready = wait([worker.link for worker in self.running])
+                for worker in [worker for worker in self.running if worker.link in ready]:
+                    self.hear(worker)
+        finally:
+            _end([*self.idle, *self.running])
 
-    return run_jobs(jobs, tell, workers=workers)
+    def start_what_fits(self, limit: int, budget: int) -> None:
+        for job in [j for j in self.left if self.results.keys() >= set(j.after)]:
+            held = sum(running.memory for running in self.running.values())
+            if held and held + job.memory > budget:
+                _end(self.idle)  # they hold memory, and it waits for it
+                self.idle = []
+            elif self.idle or len(self.running) < limit:
+                worker = self.idle.pop() if self.idle else _Worker(max(1, cores() // limit))
+                self.running[worker] = job
+                self.left.remove(job)
+                worker.start(job)
+
+    def hear(self, worker: _Worker) -> None:
+        job = self.running[worker]
+        kind, value = worker.receive(job)
+        if kind == "error":
+            raise value
+        if kind == "doing":
+            self.doing(job, value)
+        else:
+            self.idle.append(worker)
+            del self.running[worker]
+            self.done(job, value)
+
+    def doing(self, job: Job, phase: str) -> None:
+        self.phases[job.name] = phase
+        self.tell()
+
+    def done(self, job: Job, result: Any) -> None:
+        self.phases.pop(job.name, None)
+        self.results[job.name] = result
+        self.tell()
+
+    def tell(self) -> None:
+        if not self.phases:
+            return
+        text = "; ".join(f"{name}: {phase}" for name, phase in self.phases.items())
+        if done := len(self.results):
+            begun = done + len(self.phases) / 2  # on average, half of a running job is done
+            left = (time.monotonic() - self.began) / begun * (len(self.jobs) - begun)
+            text += f" ({done} of {len(self.jobs)}, about {left:.0f} s left)"
+        self.progress(text)
 
 
 class _Worker:
     """A process that runs jobs, one at a time."""
 
     def __init__(self, threads: int) -> None:
-        self.job: Job | None = None
         self.link, theirs = Pipe()
         environment = os.environ | dict.fromkeys(THREADS, str(threads))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -143,12 +171,11 @@ class _Worker:
         theirs.close()
 
     def start(self, job: Job) -> None:
-        self.job = job
         with contextlib.suppress(BrokenPipeError):  # it died: `receive` says so
             self.link.send(job.run)
 
     def receive(self, job: Job) -> tuple[str, Any]:
-        """What it says next: ("report", ...), ("result", ...) or ("error", ...)."""
+        """What it says next: ("doing", ...), ("result", ...) or ("error", ...)."""
         try:
             kind, value = self.link.recv()
         except (EOFError, ConnectionResetError):
@@ -175,72 +202,22 @@ def _end(workers: Iterable[_Worker]) -> None:
             worker.process.wait()
 
 
-class _Pool:
-    """The state of one `run_jobs`."""
-
-    def __init__(self, jobs: list[Job], progress: Progress, workers: int, budget: int) -> None:
-        self.left, self.progress, self.limit, self.budget = jobs, progress, workers, budget
-        self.workers: list[_Worker] = []
-        self.results: dict[str, Any] = {}
-
-    def run(self) -> dict[str, Any]:
-        try:
-            while self.left or self.running():
-                self.start_what_fits()
-                running = self.running()
-                ready = wait([worker.link for worker, _ in running])
-                for worker, job in running:
-                    if worker.link in ready:
-                        self.hear(worker, job)
-        finally:
-            _end(self.workers)
-        return self.results
-
-    def running(self) -> list[tuple[_Worker, Job]]:
-        return [(worker, worker.job) for worker in self.workers if worker.job is not None]
-
-    def hear(self, worker: _Worker, job: Job) -> None:
-        kind, value = worker.receive(job)
-        if kind == "error":
-            raise value
-        if kind == "result":
-            self.results[job.name], worker.job = value, None
-            value = (DONE, 1, 1)
-        self.progress(job.name, *value)
-
-    def start_what_fits(self) -> None:
-        for job in [j for j in self.left if self.results.keys() >= set(j.after)]:
-            held = sum(running.memory for _, running in self.running())
-            idle = [worker for worker in self.workers if worker.job is None]
-            if held and held + job.memory > self.budget:
-                _end(idle)  # they hold memory, and it waits for it
-                self.workers = [worker for worker in self.workers if worker not in idle]
-                continue
-            if not idle:
-                if len(self.workers) == self.limit:
-                    return
-                idle = [_Worker(max(1, cores() // self.limit))]
-                self.workers += idle
-            idle[0].start(job)
-            self.left.remove(job)
-
-
 def serve(descriptor: int) -> None:
     """The worker's side: run what comes until nothing more comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     link = Connection(descriptor)
-    last = 0.0
+    said = ""
 
-    def report(phase: str, step: int, steps: int) -> None:
-        nonlocal last
-        if step in (0, steps) or time.monotonic() - last > 0.1:
-            last = time.monotonic()
-            link.send(("report", (phase, step, steps)))
+    def report(phase: str) -> None:
+        nonlocal said
+        if phase != said:  # of every step that a build reports
+            said = phase
+            link.send(("doing", phase))
 
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            run = link.recv()
+            run, said = link.recv(), ""
             try:
                 answer = ("result", run(report))
             except Exception as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from engines.artifacts.digests import file_digest
 from export.precision import POLICIES, Precision
 from export.stages import STAGES, AxisRange, components, stages_of
 from ldlm import files
@@ -52,6 +53,11 @@ class FileEntry:
     def under(self, place: str) -> FileEntry:
         """The same file, after the folder that it is in got its place."""
         return replace(self, path=f"{place}/{self.path}")
+
+    def is_kept(self, folder: Path) -> bool:
+        """Whether the file is there, as it was made."""
+        path = folder / self.path
+        return path.is_file() and file_digest(path) == self.sha256
 
     def verified(self, folder: Path) -> Path:
         """The file's path, if it is there and unchanged.

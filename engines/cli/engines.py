@@ -49,17 +49,18 @@ def command(
     asked = Asked(
         checkpoint, folder, tuple(precisions(precision)), target, sm,
         None if profile is None else names(profile),
-        numbers(batch, "--batch"), numbers(length, "--length"),
+        numbers(batch, "--batch"), numbers(length, "--length"), workers,
     )  # fmt: skip # the items of a row belong together
     with measured("engines") as run, spinner() as progress:
-        made = make_engines(asked, progress, workers=workers)
-    done = record(folder, "engines", [*made.exported, *made.built], run)
+        made = make_engines(asked, progress)
+    done = record(folder, "engines", [*made["export"], *made["build"]], run)
     proof = read(folder).content
-    if made.verified and proof is not None:
+    verified = sum(bool(decision.reasons) for decision in made["verify"])
+    if verified and proof is not None:
         for table in tables(proof):
             out.print(table)
     if explain:
-        out.print(decisions_table("export", made.exported))
-        out.print(decisions_table("build", made.built))
+        out.print(decisions_table("export", made["export"]))
+        out.print(decisions_table("build", made["build"]))
     out.print(summary_table(folder, Artifacts(folder).manifest))
-    say(f"{folder}: {done}; {len(made.verified)} verified")
+    say(f"{folder}: {done}; {verified} verified")

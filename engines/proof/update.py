@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.artifacts import folder as folders
-from engines.artifacts.digests import Digests
 from engines.artifacts.manifest import Manifest
 from engines.memory import measured
 from engines.proof.questions import NOTHING_MORE, ProofOptions
@@ -72,9 +71,7 @@ def update(
         ConfigError, SamplerError: something is asked that cannot be.
     """
     manifest = folders.load(folder)
-    digests = Digests(folder)
-    folders.require_origin(manifest, checkpoint, digests.of)
-    digests.save()
+    folders.require_origin(manifest, checkpoint)
     saved = read(folder)
     stale = []
     for name in _fit(manifest, options, say) if precisions is None else precisions:

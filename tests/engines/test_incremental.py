@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import pytest
 import stub_export
 from files_of import data_path, engine_path
 
-from engines.artifacts import code, ingredients
+from engines.artifacts import digests, ingredients
 from engines.artifacts import folder as folders
-from engines.artifacts.build import build_artifacts
-from engines.artifacts.code import closure, source_digest
-from engines.artifacts.digests import Digests
-from engines.artifacts.export import export_artifacts
+from engines.artifacts.build import Build
+from engines.artifacts.digests import closure, source_digest
+from engines.artifacts.export import Export
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import FileEntry
 from engines.compile.target import rtx_target
@@ -45,37 +43,29 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(stubbed: None, own_checkpoint: Path, tmp_path: Path) -> Path:
     """Artifacts of the small checkpoint, in two precisions, with engines; made in no time."""
     folder = tmp_path / "made"
-    time.sleep(2 * Digests.SETTLED)  # a checkpoint is not written in the moment of its export
     export(own_checkpoint, folder)
     build(folder)
     return folder
 
 
 def export(checkpoint: Path, folder: Path) -> list[Decision]:
-    return export_artifacts(checkpoint, folder, ["fp32", "fp16"], lambda _: None)
+    return Export(checkpoint, folder, ["fp32", "fp16"]).run(lambda _: None)
 
 
 def build(folder: Path, sms: tuple[str, ...] = ("sm89",), **options: object) -> list[Decision]:
     ranges = profiles(CONFIG, **options)  # type: ignore[arg-type]
-    return build_artifacts(folder, None, rtx_target(sms), ranges, lambda *_: None)
+    return Build(folder, rtx_target(sms), ranges).run(None, lambda *_: None)
 
 
 def why(decisions: list[Decision]) -> set[tuple[str, ...]]:
     return {decision.reasons for decision in decisions}
 
 
-def test_with_nothing_changed_nothing_is_made_or_read(
-    made: Path, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_nothing_changed_nothing_is_made_or_written(made: Path, own_checkpoint: Path) -> None:
     def times() -> dict[Path, int]:
-        return {p: p.stat().st_mtime_ns for p in made.rglob("*") if not p.name.startswith(".")}
+        return {p: p.stat().st_mtime_ns for p in made.rglob("*")}
 
     before = times()
-
-    def never(path: Path) -> str:
-        raise AssertionError(f"{path} was read although nothing has changed")
-
-    monkeypatch.setattr("ldlm.files.sha256", never)
     assert why(export(own_checkpoint, made)) == {()}
     assert why(build(made)) == {()}
     assert times() == before
@@ -109,7 +99,7 @@ def test_other_weights_make_everything_again(
 ) -> None:
     """Case 15: nothing of the older checkpoint stays beside the new files."""
     initialise(LDLM(CONFIG), seed=1).save_checkpoint(tmp_path / "other")
-    done = export_artifacts(tmp_path / "other", made, ["fp16"], lambda _: None)
+    done = Export(tmp_path / "other", made, ["fp16"]).run(lambda _: None)
     assert why(done) == {("weights changed",)}
     manifest = folders.load(made)
     assert {e.precision for e in manifest.graphs} == {"fp16"}
@@ -201,48 +191,48 @@ def test_a_tokenizer_that_changed_is_all_that_is_written(made: Path, own_checkpo
     assert len(folders.load(made).engines) == 8
 
 
-def test_hashes_are_remembered_until_the_file_changes(
+def test_a_file_is_read_once_unless_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "file"
+    path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"one")
-    os.utime(path, (0, 0))
-    monkeypatch.setattr(Digests, "SETTLED", -1.0)
-    memory = Digests(tmp_path)
-    first = memory.of(path)
-    memory.save()
+    link.symlink_to(path)
+    first = digests.file_digest(path)
     monkeypatch.setattr("ldlm.files.sha256", lambda _: "read again")
-    assert Digests(tmp_path).of(path) == first
-    path.write_bytes(b"two")
-    os.utime(path, (0, 0))
-    assert Digests(tmp_path).of(path) == "read again"
-    (tmp_path / Digests.NAME).write_text("torn")
-    assert Digests(tmp_path).of(path) == "read again"
+    assert digests.file_digest(path) == digests.file_digest(link) == first
+    stat = path.stat()
+    other = tmp_path / "other"
+    other.write_bytes(b"two")
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.replace(path)
+    assert digests.file_digest(path) == "read again"
 
 
-def test_a_file_that_is_too_young_is_not_remembered(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"one")
-    memory = Digests(tmp_path)
-    memory.of(path)
-    memory.save()
-    assert not (tmp_path / Digests.NAME).exists()
+def test_what_older_versions_remembered_is_ignored(made: Path, own_checkpoint: Path) -> None:
+    """A folder may hold nothing else yet: it is ours all the same."""
+    fresh = made.with_name("fresh")
+    for folder in (made, fresh):
+        folder.mkdir(exist_ok=True)
+        (folder / ".digests.json").write_text('{"a": [1, 2, 3, 4, "0"]}')
+    assert why(export(own_checkpoint, made)) == {()}
+    assert why(export(own_checkpoint, fresh)) == {("not exported yet",)}
 
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the packages' code that a test may edit."""
     copies = {
-        name: Path(shutil.copytree(path, tmp_path / name)) for name, path in code.PACKAGES.items()
+        name: Path(shutil.copytree(path, tmp_path / name))
+        for name, path in digests.PACKAGES.items()
     }
-    monkeypatch.setattr(code, "PACKAGES", copies)
+    monkeypatch.setattr(digests, "PACKAGES", copies)
     clear()
     yield tmp_path
     clear()
 
 
 def clear() -> None:
-    for function in (code.closure, code._code):
+    for function in (digests.closure, digests._code):
         function.cache_clear()
 
 

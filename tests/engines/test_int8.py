@@ -13,7 +13,7 @@ import pytest
 from files_of import copy_graphs
 
 from engines.artifacts import folder as folders
-from engines.artifacts.build import build_artifacts
+from engines.artifacts.build import Build
 from engines.compile.target import rtx_target
 from engines.proof.drift import drift
 from engines.proof.gates import SIGNAL_LOST, precision_limit
@@ -174,7 +174,7 @@ def test_what_it_is_not_for(int8_artifacts: Path, small: LDLM) -> None:
     manifest = folders.load(int8_artifacts)
     target = rtx_target(parse_sms("80"))
     with pytest.raises(ConfigError, match="rtx does not run this precision"):
-        build_artifacts(int8_artifacts, ["int8"], target, profiles(small.config), lambda *_: None)
+        Build(int8_artifacts, target, profiles(small.config)).run(["int8"], lambda *_: None)
     for options, reason in (
         (ProofOptions(taps=True), "taps"),
         (ProofOptions(self_test=True), "self-test"),
@@ -226,6 +226,6 @@ def test_other_precisions_are_built_beside_it(int8_artifacts: Path, small: LDLM)
     """`ldlm build` without a list takes what TensorRT takes."""
     target = rtx_target(parse_sms("all"), skip_unsupported=True)
     ranges = profiles(small.config)
-    decisions = build_artifacts(int8_artifacts, None, target, ranges, lambda *_: None)
+    decisions = Build(int8_artifacts, target, ranges).run(None, lambda *_: None)
     assert {d.what.partition(" ")[0] for d in decisions} == {"fp32", "fp16", "bf16"}
     assert not any(d.reasons for d in decisions)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engines.artifacts import folder as folders
-from engines.artifacts.build import build_artifacts
-from engines.artifacts.export import export_artifacts
+from engines.artifacts.build import Build
+from engines.artifacts.export import Export
 from engines.artifacts.manifest import FileEntry, Manifest
 from engines.compile.target import rtx_target
 from engines.show.summary import summary_table
@@ -141,7 +141,7 @@ def test_no_artifacts_there(tmp_path: Path) -> None:
 def test_artifacts_do_not_overwrite_something_else(small_checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(ArtifactError, match="in the way"):
-        export_artifacts(small_checkpoint, tmp_path, ["fp32"], silent)
+        Export(small_checkpoint, tmp_path, ["fp32"]).run(silent)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -177,7 +177,7 @@ def test_a_manifest_deletes_nothing_outside_its_folder(
     other = initialise(LDLM(small.config), seed=1)
     other.save_checkpoint(tmp_path / "other")
     with pytest.raises(ArtifactError, match="outside its folder"):
-        export_artifacts(tmp_path / "other", own_artifacts, ["fp16"], silent)
+        Export(tmp_path / "other", own_artifacts, ["fp16"]).run(silent)
     assert victim.read_text() == "mine"
 
 
@@ -190,10 +190,10 @@ def test_an_interrupted_first_export_can_be_repeated(
     folder = tmp_path / "artifacts"
     monkeypatch.setattr("export.exporter.export_stage", stop)
     with pytest.raises(KeyboardInterrupt):
-        export_artifacts(small_checkpoint, folder, ["fp16"], silent)
+        Export(small_checkpoint, folder, ["fp16"]).run(silent)
     assert folders.load(folder).graphs == []
     with pytest.raises(KeyboardInterrupt):  # and not "in the way"
-        export_artifacts(small_checkpoint, folder, ["fp16"], silent)
+        Export(small_checkpoint, folder, ["fp16"]).run(silent)
 
 
 def test_two_writers_lose_nothing(own_artifacts: Path) -> None:
@@ -214,10 +214,10 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
     with folders.updated(own_artifacts) as manifest:
         manifest.engines = []
     before = {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()}
-    arguments = (rtx_target(["sm89"]), profiles(PRESETS["small"]), silent)
+    build = Build(own_artifacts, rtx_target(["sm89"]), profiles(PRESETS["small"]))
     monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 100)
     with pytest.raises(DiskSpaceError, match=r"conditioning\.engine") as caught:
-        build_artifacts(own_artifacts, ["fp16"], *arguments)
+        build.run(["fp16"], silent)
     assert "100 bytes free" in str(caught.value)
     monkeypatch.undo()
 
@@ -226,7 +226,7 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(DiskSpaceError):
-        build_artifacts(own_artifacts, ["fp16"], *arguments)
+        build.run(["fp16"], silent)
     monkeypatch.undo()
     assert {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()} == before
 
@@ -234,18 +234,11 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
 def test_an_explicit_target_must_be_met(own_artifacts: Path) -> None:
     before = json.loads((own_artifacts / "manifest.json").read_text())
     with pytest.raises(EngineBuildError, match="sm75"):
-        build_artifacts(
-            own_artifacts, ["fp16"], rtx_target(["sm75"]), profiles(PRESETS["small"]), silent
-        )
+        Build(own_artifacts, rtx_target(["sm75"]), profiles(PRESETS["small"])).run(["fp16"], silent)
     assert json.loads((own_artifacts / "manifest.json").read_text()) == before
 
 
 def test_precisions_are_looked_up_before_anything_is_built(own_artifacts: Path) -> None:
+    build = Build(own_artifacts, rtx_target(["sm89"]), profiles(PRESETS["small"]))
     with pytest.raises(ArtifactError, match="was not exported"):
-        build_artifacts(
-            own_artifacts,
-            ["fp16", "fp16-without-residual"],
-            rtx_target(["sm89"]),
-            profiles(PRESETS["small"]),
-            silent,
-        )
+        build.run(["fp16", "fp16-without-residual"], silent)

@@ -11,30 +11,34 @@ from files_of import graph_path
 
 from engines import Artifacts
 from engines.artifacts import folder as folders
+from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import FileEntry
-from engines.pipeline import Asked, Made, make_engines
+from engines.pipeline import Asked, make_engines
 from engines.proof.saved import read
 from export.stages import compiled, components
 from ldlm import files
 from ldlm.errors import ConfigError, ParityError
 
 
-def make(checkpoint: Path, folder: Path, *precisions: str, workers: int = 1, **words: str) -> Made:
-    asked = Asked(checkpoint, folder, precisions, **words)  # type: ignore[arg-type]
-    return make_engines(asked, lambda _: None, workers=workers)
+def make(
+    checkpoint: Path, folder: Path, *precisions: str, workers: int = 1, **words: str
+) -> dict[str, list[Decision]]:
+    asked = Asked(checkpoint, folder, precisions, workers=workers, **words)  # type: ignore[arg-type]
+    return make_engines(asked, lambda _: None)
 
 
 def test_only_what_is_missing_is_done(own_artifacts: Path, small_checkpoint: Path) -> None:
     """These were exported and built, and never verified."""
     made = make(small_checkpoint, own_artifacts, "fp32")
-    assert made.verified == [f"fp32 {component}" for component in components()]
-    assert [decision.reasons for decision in made.exported] == [()] * len(components())
-    assert [decision.reasons for decision in made.built] == [()] * len(compiled())
+    names = [f"fp32 {component}" for component in components()]
+    assert made["verify"] == [Decision(name, ("not verified yet",)) for name in names]
+    assert made["export"] == [Decision(name, ()) for name in names]
+    assert [decision.reasons for decision in made["build"]] == [()] * len(compiled())
     again = make(small_checkpoint, own_artifacts, "fp32")
-    assert again.verified == []
+    assert again["verify"] == [Decision(name, ()) for name in names]
     other = make(small_checkpoint, own_artifacts, "fp32", sms="89")
-    assert other.verified == []
-    assert {decision.reasons for decision in other.built} == {("targets changed",)}
+    assert other["verify"] == again["verify"]
+    assert {decision.reasons for decision in other["build"]} == {("targets changed",)}
 
 
 def test_a_gate_that_fails_stops_what_comes_after_it(
@@ -81,8 +85,8 @@ def test_side_by_side_gives_the_files_of_one_after_the_other(
     with folders.updated(folder) as manifest:
         manifest.checkpoint = "0" * 64
     made = make(small_checkpoint, folder, "fp32", workers=2)
-    assert sorted(made.verified) == sorted(f"fp32 {component}" for component in components())
-    assert all(decision.reasons for decision in (*made.exported, *made.built))
+    assert [decision.what for decision in made["verify"]] == [f"fp32 {c}" for c in components()]
+    assert all(decision.reasons for kind in made.values() for decision in kind)
     mine, theirs = Artifacts(folder).manifest, Artifacts(small_artifacts).manifest
     for entry in mine.graphs:
         assert entry.graph.sha256 == theirs.graph(entry.precision, entry.stage).graph.sha256

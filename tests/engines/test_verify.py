@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from files_of import graph_path
 
 from engines.artifacts import folder as folders
-from engines.artifacts.export import export_artifacts
+from engines.artifacts.export import Export
 from engines.artifacts.manifest import FileEntry
 from engines.evaluator.half import HalfProducts
 from engines.proof.records import Proof
@@ -136,7 +136,7 @@ def test_an_overflowing_checkpoint_fails_and_says_why(small: LDLM, tmp_path: Pat
         getattr(loud.token_decoder.blocks[0], name).weight.mul_(400)
     loud.save_checkpoint(tmp_path / "loud")
     folder = tmp_path / "artifacts"
-    export_artifacts(tmp_path / "loud", folder, ["fp16"], lambda _: None)
+    Export(tmp_path / "loud", folder, ["fp16"]).run(lambda _: None)
     manifest = folders.load(folder)
     found = verify(folder, manifest, loud, ["fp16"], stages=["token_decoder"])
     assert {"graph", "precision"} <= {ln.question for ln in found.failures()}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engines.artifacts import folder as folders
-from engines.artifacts.export import export_artifacts
+from engines.artifacts.export import Export
 from engines.proof.questions import ProofOptions
 from engines.proof.verify import verify
 from engines.quality.evaluate import evaluate
@@ -31,7 +31,7 @@ def grammar_artifacts(shared: Path) -> Path:
     folder = shared / "artifacts" / "grammar"
     with files.locked(shared):
         if not folder.exists():
-            export_artifacts(CHECKPOINT, folder, PRECISIONS, lambda _: None)
+            Export(CHECKPOINT, folder, PRECISIONS).run(lambda _: None)
     return folder
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from engines import compare
 from engines.artifacts import folder as folders
-from engines.artifacts.build import build_artifacts
+from engines.artifacts.build import Build
 from engines.compile.target import rtx_target, trt_target
 from engines.proof.gates import AUTOCAST_RATIO, FORMULA_L2
 from engines.proof.inputs import stage_inputs
@@ -76,7 +76,7 @@ def built(
     shutil.copytree(small_artifacts, own)
     sm = runtime.device.sm
     target = rtx_target([sm], skip_unsupported=True) if runtime.name == "rtx" else trt_target()
-    build_artifacts(own, None, target, profiles(folders.load(own).config), lambda *_: None)
+    Build(own, target, profiles(folders.load(own).config)).run(None, lambda *_: None)
     return own
 
 

@@ -23,10 +23,9 @@ from typing import Any
 import stub_export
 
 from engines.artifacts import folder as folders
-from engines.artifacts.build import build_artifacts
+from engines.artifacts.build import Build
 from engines.artifacts.collect import collect, leftovers
-from engines.artifacts.digests import Digests
-from engines.artifacts.export import export_artifacts
+from engines.artifacts.export import Export
 from engines.compile.target import rtx_target
 from engines.tensorrt.profiles import profiles
 from export.stages import components, stages_of
@@ -81,10 +80,10 @@ def watch(at: int, report: Path) -> None:
 
 def run(what: str, checkpoint: Path, folder: Path, precisions: list[str]) -> None:
     if what == "export":
-        export_artifacts(checkpoint, folder, precisions, lambda _: None)
+        Export(checkpoint, folder, precisions).run(lambda _: None)
     else:
         ranges = profiles(PRESETS["small"])
-        build_artifacts(folder, precisions, rtx_target(["sm89"]), ranges, lambda *_: None)
+        Build(folder, rtx_target(["sm89"]), ranges).run(precisions, lambda *_: None)
 
 
 def weights_of(folder: Path) -> str:
@@ -114,7 +113,7 @@ def require_tidy(folder: Path) -> None:
     collect(folder)
     assert not leftovers(folder)
     present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    own = {name for name in present if name.startswith((files.LOCK, Digests.NAME))}
+    own = {name for name in present if name.startswith(files.LOCK)}
     assert present - own == folders.load(folder).listed() | {"manifest.json"}
 
 

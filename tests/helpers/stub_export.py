@@ -14,9 +14,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-from engines.artifacts.build import build_artifacts
+from engines.artifacts.build import Build
 from engines.artifacts.digests import text_digest
-from engines.artifacts.export import export_artifacts
+from engines.artifacts.export import Export
 from engines.compile.target import rtx_target
 from engines.tensorrt.profiles import profiles
 from export.stages import stages_of
@@ -88,9 +88,9 @@ def install(log: Path | None = None) -> None:
 
 
 def run(checkpoint: Path, folder: Path, precisions: list[str]) -> None:
-    export_artifacts(checkpoint, folder, precisions, lambda _: None)
+    Export(checkpoint, folder, precisions).run(lambda _: None)
     ranges = profiles(PRESETS["small"])
-    build_artifacts(folder, precisions, rtx_target(["sm89"]), ranges, lambda *_: None)
+    Build(folder, rtx_target(["sm89"]), ranges).run(precisions, lambda *_: None)
 
 
 if __name__ == "__main__":

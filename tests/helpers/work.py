@@ -14,12 +14,12 @@ from engines.artifacts.jobs import Job, run_jobs
 from ldlm import files
 from ldlm.errors import ExportError
 
-Report = Callable[[str, int, int], None]
+Report = Callable[[str], None]
 
 
 def note(log: Path, name: str, seconds: float, report: Report) -> tuple[str, int]:
     """Write when it began and ended; its name and its process."""
-    report("working", 0, 1)
+    report("working")
     for word, pause in (("begins", seconds), ("ends", 0.0)):
         with log.open("a") as file:
             file.write(f"{word} {name}\n")
@@ -50,7 +50,7 @@ def die(_report: Report) -> None:
 def stage_slowly(folder: Path, report: Report) -> None:
     """Hold a temporary folder until somebody ends this process."""
     with files.staging_folder(folder):
-        report("staging", 0, 1)
+        report("staging")
         time.sleep(60)
 
 
@@ -65,7 +65,7 @@ def main(folder: Path, log: Path) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     jobs = [Job(str(n), functools.partial(stage_slowly, folder), 1) for n in range(2)]
 
-    def progress(*said: object) -> None:
+    def progress(said: str) -> None:
         with log.open("a") as file:
             file.write(f"{said}\n")
 
