@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from engines.artifacts import folder as folders
@@ -61,19 +60,19 @@ class SamplerRun(Run):
         decode: Callable[[Ids], list[str]],
     ) -> None:
         super().__init__(stages, requests)
-        self._to_texts = decode
+        self._decode = decode
 
     @property
     def samples(self) -> list[Samples]:
         """One entry per request that is done."""
-        return [Samples(self._to_texts(ids), ids, self.seconds) for ids in self.token_ids]
+        return [Samples(self._decode(ids), ids, self.seconds) for ids in self.token_ids]
 
 
 class Sampler:
     """Stages and tokenizer, loaded once; threads may share it, and every run has its own state.
 
-    A process of its own is needed after a fork: a runtime's threads do not survive it. It cannot be
-    pickled; an `Artifacts` can, and opens one anywhere.
+    It is refused after a fork, which a runtime's threads do not survive, and cannot be pickled; an
+    `Artifacts` can, and opens one anywhere.
 
     Attributes:
         config: of the model.
@@ -104,7 +103,7 @@ class Sampler:
                 got=f"process {os.getpid()}",
                 remedy="open it after the fork, or start processes by spawn",
             )
-        return SamplerRun(self._stages, requests, self._texts)
+        return SamplerRun(self._stages, requests, self.decode)
 
     def sample(self, samples: int = 1, **fields: Any) -> Samples:
         """Sample one request to its end; `fields` are those of `SampleRequest`."""
@@ -119,9 +118,6 @@ class Sampler:
         end = self.config.end_of_text
         return [tokenizers.decode(self._tokenizer, row, end, raw=raw) for row in ids.tolist()]
 
-    def _texts(self, ids: Ids) -> list[str]:
-        return self.decode(ids)
-
     def close(self) -> None:
         """Let go of the runtime; runs that are on their way end as they would."""
         self._stages = None
@@ -129,12 +125,7 @@ class Sampler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> Any:
@@ -180,8 +171,7 @@ class Artifacts:
         """Export what has changed; see `engines.artifacts.export.export_artifacts`."""
         from engines.artifacts.export import export_artifacts
 
-        names = [str(Precision.of(name)) for name in precisions]
-        return export_artifacts(Path(checkpoint), self.folder, names, progress)
+        return export_artifacts(Path(checkpoint), self.folder, _names(precisions), progress)
 
     def build(
         self,
@@ -206,7 +196,7 @@ class Artifacts:
         from engines.artifacts.build import build_artifacts
         from engines.compile.target import chosen_target
 
-        chosen = None if precisions is None else [str(Precision.of(name)) for name in precisions]
+        chosen = None if precisions is None else _names(precisions)
         ranges = profiles(self.config, names, batch, length)
         made = chosen_target(target, sms, unfused=unfused)
         return build_artifacts(self.folder, chosen, made, ranges, progress)
@@ -224,11 +214,7 @@ class Artifacts:
     ) -> Proof:
         """Verify what has changed since it passed; parity.json is written, and then judged.
 
-        Args:
-            checkpoint: what the artifacts were made from.
-            precisions: None is every exported one.
-            stages: names of stages or components; None is all.
-            options, again, progress, say: see `engines.proof.update.update`.
+        Args: see `engines.proof.update.update`.
 
         Returns:
             All of the folder's proof.
@@ -242,7 +228,7 @@ class Artifacts:
         found = update(
             self.folder,
             Path(checkpoint),
-            None if precisions is None else [str(Precision.of(name)) for name in precisions],
+            None if precisions is None else _names(precisions),
             options or NOTHING_MORE,
             stages=stages,
             again=again,
@@ -313,6 +299,10 @@ class Artifacts:
         """Open a sampler, sample, and close it; `fields` are those of `SampleRequest`."""
         with self.sampler(runtime, precision, checkpoint=checkpoint) as sampler:
             return sampler.sample(samples, **fields)
+
+
+def _names(precisions: Sequence[str | Precision]) -> list[str]:
+    return [str(Precision.of(name)) for name in precisions]
 
 
 def default_precision(manifest: Manifest, runtime: str) -> str:
