@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from engines.artifacts import folder as folders
+from engines.artifacts.build import build_artifacts
+from engines.artifacts.export import export_artifacts
+from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import Manifest
+from engines.compile.target import chosen_target
+from engines.proof.questions import NOTHING_MORE, ProofOptions
+from engines.proof.records import Proof
+from engines.proof.update import update
+from engines.runtime.load import load_stages, load_tokenizer, require_runtime
 from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import RTX
 from export.precision import Precision
@@ -24,10 +32,6 @@ from ldlm.sampler import Ids, Run, SampleRequest, Stages, Step
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from engines.artifacts.ingredients import Decision
-    from engines.proof.questions import ProofOptions
-    from engines.proof.records import Proof
 
 __all__ = ["Artifacts", "SampleRequest", "Sampler", "SamplerRun", "Samples", "Step"]
 
@@ -169,8 +173,6 @@ class Artifacts:
         progress: Callable[[str], None] = lambda _: None,
     ) -> list[Decision]:
         """Export what has changed; see `engines.artifacts.export.export_artifacts`."""
-        from engines.artifacts.export import export_artifacts
-
         return export_artifacts(Path(checkpoint), self.folder, _names(precisions), progress)
 
     def build(
@@ -193,9 +195,6 @@ class Artifacts:
             names, batch, length: see `engines.tensorrt.profiles.profiles`.
             progress: told (what, step, steps).
         """
-        from engines.artifacts.build import build_artifacts
-        from engines.compile.target import chosen_target
-
         chosen = None if precisions is None else _names(precisions)
         ranges = profiles(self.config, names, batch, length)
         made = chosen_target(target, sms, unfused=unfused)
@@ -207,7 +206,7 @@ class Artifacts:
         precisions: Sequence[str | Precision] | None = None,
         *,
         stages: Sequence[str] | None = None,
-        options: ProofOptions | None = None,
+        options: ProofOptions = NOTHING_MORE,
         again: bool = False,
         progress: Callable[[str], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
@@ -222,14 +221,11 @@ class Artifacts:
         Raises:
             ParityError: a gate does not hold in what was measured now.
         """
-        from engines.proof.questions import NOTHING_MORE
-        from engines.proof.update import update
-
         found = update(
             self.folder,
             Path(checkpoint),
             None if precisions is None else _names(precisions),
-            options or NOTHING_MORE,
+            options,
             stages=stages,
             again=again,
             progress=progress,
@@ -270,8 +266,6 @@ class Artifacts:
         Raises:
             ConfigError, ArtifactError, TokenizerError, ProviderError: as loading.
         """
-        from engines.runtime.load import load_stages, load_tokenizer, require_runtime
-
         require_runtime(runtime)
         with folders.reading(self.folder) as manifest:
             chosen = default_precision(manifest, runtime) if precision is None else precision

@@ -53,7 +53,7 @@ def progress() -> Iterator[Callable[..., None]]:
     waiting = (bars.SpinnerColumn(), text, bars.TimeElapsedColumn())
     counting = (text, bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
     said: set[str] = set()
-    with bars.Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+    with bars.Progress(*waiting, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("", total=None)
 
         def tell(what: str, step: int = 0, steps: int | None = None) -> None:
