@@ -10,7 +10,7 @@ from engines.tensorrt.targets import RTX
 
 def command(
     checkpoint: opt.Checkpoint,
-    folder: opt.NewFolder = None,
+    folder: opt.Out = None,
     precision: opt.Precisions = "fp32,fp16",
     target: opt.Target = RTX,
     sm: opt.Sm = "all",

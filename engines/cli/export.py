@@ -9,7 +9,7 @@ from engines.show.decisions import decisions_table
 
 def command(
     checkpoint: opt.Checkpoint,
-    folder: opt.NewFolder = None,
+    folder: opt.Out = None,
     precision: opt.Precisions = "fp32,fp16",
     without_island: opt.WithoutIsland = None,
     explain: opt.Explain = False,

@@ -18,18 +18,14 @@ Number = TypeVar("Number", int, float)
 
 # Files and folders.
 Folder = Annotated[Path, Argument(help="Artifacts folder.")]
-NewFolder = Annotated[
-    Path | None, Option("--out", help="Artifacts folder; default artifacts/<name>.")
-]
+Out = Annotated[Path | None, Option("--out", help="Artifacts folder; default artifacts/<name>.")]
 AnyFolder = Annotated[Path, Argument(help="Where artifacts would be written.")]
 AnyArtifact = Annotated[Path | None, Argument(help="Artifacts folder, .onnx or .engine file.")]
 Checkpoint = Annotated[Path, Argument(help="Checkpoint folder.")]
 CheckpointIfAny = Annotated[Path | None, Argument(help="Checkpoint folder; default: the preset.")]
 NewCheckpoint = Annotated[Path, Argument(help="Checkpoint folder to write.")]
-Origin = Annotated[Path, Option(help="Checkpoint folder: the artifacts were made from it.")]
-OriginIfAny = Annotated[
-    Path | None, Option(help="Checkpoint folder: the artifacts were made from it.")
-]
+Origin = Annotated[Path, Option(help="Checkpoint folder they were made from.")]
+OriginIfAny = Annotated[Path | None, Option(help="Checkpoint folder they were made from.")]
 Weights = Annotated[Path, Argument(help="A .safetensors file, or a folder of them.")]
 Keymap = Annotated[Path, Option("--map", help="Mapping file, TOML; see docs/model.md.")]
 Tokenizer = Annotated[
@@ -43,9 +39,7 @@ Delete = Annotated[bool, Option("--delete", help="Delete it; without this it is 
 # What a command prints.
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Schema = Annotated[bool, Option("--schema", help="Print the JSON schema of manifest.json.")]
-Explain = Annotated[
-    bool, Option("--explain", help="Say of every file whether it was made, and why.")
-]
+Explain = Annotated[bool, Option("--explain", help="Say of each file whether it was made and why.")]
 
 # The model.
 Preset = Annotated[str, Option("--preset", help="base or small.")]
@@ -81,9 +75,7 @@ Sm = Annotated[
 Profiles = Annotated[
     str | None, Option(help=f"Batch profiles, of {' and '.join(PROFILES)}; default all of them.")
 ]
-BatchRange = Annotated[
-    str | None, Option(help="One batch range MIN,OPT,MAX in place of the profiles.")
-]
+BatchRange = Annotated[str | None, Option(help="One batch range MIN,OPT,MAX in place of profiles.")]
 LengthRange = Annotated[str | None, Option(help="Length range MIN,OPT,MAX; default every length.")]
 Unfused = Annotated[
     bool,
@@ -92,9 +84,7 @@ Unfused = Annotated[
         help="Attention from single float32 operators, where a fused kernel is wrong.",
     ),
 ]
-Workers = Annotated[
-    int | None, Option(min=1, help="Processes; default: as cores and memory allow.")
-]
+Workers = Annotated[int | None, Option(min=1, help="Processes; default as cores and memory allow.")]
 
 # What is proved.
 Stress = Annotated[
@@ -112,9 +102,7 @@ Stages = Annotated[
     list[str] | None,
     Option(help="Only this stage's component; again for another one. Default: all."),
 ]
-EngineRuntime = Annotated[
-    str, Option(help="rtx or trt: also compare the engines, on the GPU at hand.")
-]
+EngineRuntime = Annotated[str, Option(help="rtx or trt: also compare engines, on the GPU at hand.")]
 Again = Annotated[bool, Option("--again", help="Also verify what has not changed since it passed.")]
 
 # What is sampled, and where.
@@ -124,14 +112,10 @@ Length = Annotated[
 ]
 BatchSize = Annotated[int, Option(help="Texts that run together; int8 takes each by itself.")]
 Steps = Annotated[int | None, Option(help="Denoiser calls; default the model's own.")]
-Grid = Annotated[
-    str | None, Option(help="Decreasing times in (0, 1], comma-separated, not --steps.")
-]
+Grid = Annotated[str | None, Option(help="Decreasing times in (0, 1], with commas; not --steps.")]
 Solver = Annotated[str, Option(help="euler, ddpm or ddim.")]
 Seed = Annotated[int, Option(help="Seed; text k depends on it and on k alone.")]
-Runtime = Annotated[
-    str, Option(help="ort, torch (the reference), evaluator, rtx or trt (the engines).")
-]
+Runtime = Annotated[str, Option(help="ort, torch (reference), evaluator, rtx or trt (engines).")]
 Runtimes = Annotated[
     str, Option(help="Runtimes beside PyTorch, comma-separated; rtx and trt on a GPU.")
 ]
@@ -149,9 +133,7 @@ Peers = Annotated[
     ),
 ]
 Parts = Annotated[str, Option(help="step, latent_decoder: one, or both with a comma.")]
-Lengths = Annotated[
-    str | None, Option(help="Lengths; default 64,256,1024 as far as the model goes.")
-]
+Lengths = Annotated[str | None, Option(help="Default 64,256,1024 as far as the model goes.")]
 Batches = Annotated[str, Option(help="Batches.")]
 Rounds = Annotated[int, Option(help="How often the turn goes round.")]
 Seconds = Annotated[float, Option(help="A peer's share of one turn, about.")]
