@@ -24,8 +24,8 @@ AnyArtifact = Annotated[Path | None, Argument(help="Artifacts folder, .onnx or .
 Checkpoint = Annotated[Path, Argument(help="Checkpoint folder.")]
 CheckpointIfAny = Annotated[Path | None, Argument(help="Checkpoint folder; default: the preset.")]
 NewCheckpoint = Annotated[Path, Argument(help="Checkpoint folder to write.")]
-Origin = Annotated[Path, Option(help="Checkpoint folder they were made from.")]
-OriginIfAny = Annotated[Path | None, Option(help="Checkpoint folder they were made from.")]
+Origin = Annotated[Path, Option(help="Checkpoint folder the artifacts come from.")]
+OriginIfAny = Annotated[Path | None, Option(help="Checkpoint folder the artifacts come from.")]
 Weights = Annotated[Path, Argument(help="A .safetensors file, or a folder of them.")]
 Keymap = Annotated[Path, Option("--map", help="Mapping file, TOML; see docs/model.md.")]
 Tokenizer = Annotated[
