@@ -10,11 +10,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from engines.artifacts import folder as folders
+from engines.artifacts.build import Build
+from engines.artifacts.export import Export
+from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import Manifest
+from engines.compile.target import chosen_target
+from engines.proof.questions import NOTHING_MORE, ProofOptions
+from engines.proof.records import Proof
+from engines.proof.update import update
+from engines.runtime.load import load_stages, load_tokenizer, require_runtime
 from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import RTX
 from export.precision import Precision
@@ -25,10 +32,6 @@ from ldlm.sampler import Ids, Run, SampleRequest, Stages, Step
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from engines.artifacts.ingredients import Decision
-    from engines.proof.questions import ProofOptions
-    from engines.proof.records import Proof
 
 __all__ = ["Artifacts", "SampleRequest", "Sampler", "SamplerRun", "Samples", "Step"]
 
@@ -61,19 +64,19 @@ class SamplerRun(Run):
         decode: Callable[[Ids], list[str]],
     ) -> None:
         super().__init__(stages, requests)
-        self._to_texts = decode
+        self._decode = decode
 
     @property
     def samples(self) -> list[Samples]:
         """One entry per request that is done."""
-        return [Samples(self._to_texts(ids), ids, self.seconds) for ids in self.token_ids]
+        return [Samples(self._decode(ids), ids, self.seconds) for ids in self.token_ids]
 
 
 class Sampler:
     """Stages and tokenizer, loaded once; threads may share it, and every run has its own state.
 
-    A process of its own is needed after a fork: a runtime's threads do not survive it. It cannot be
-    pickled; an `Artifacts` can, and opens one anywhere.
+    It is refused after a fork, which a runtime's threads do not survive, and cannot be pickled; an
+    `Artifacts` can, and opens one anywhere.
 
     Attributes:
         config: of the model.
@@ -104,7 +107,7 @@ class Sampler:
                 got=f"process {os.getpid()}",
                 remedy="open it after the fork, or start processes by spawn",
             )
-        return SamplerRun(self._stages, requests, self._texts)
+        return SamplerRun(self._stages, requests, self.decode)
 
     def sample(self, samples: int = 1, **fields: Any) -> Samples:
         """Sample one request to its end; `fields` are those of `SampleRequest`."""
@@ -119,9 +122,6 @@ class Sampler:
         end = self.config.end_of_text
         return [tokenizers.decode(self._tokenizer, row, end, raw=raw) for row in ids.tolist()]
 
-    def _texts(self, ids: Ids) -> list[str]:
-        return self.decode(ids)
-
     def close(self) -> None:
         """Let go of the runtime; runs that are on their way end as they would."""
         self._stages = None
@@ -129,12 +129,7 @@ class Sampler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> Any:
@@ -178,10 +173,7 @@ class Artifacts:
         progress: Callable[[str], None] = lambda _: None,
     ) -> list[Decision]:
         """Export what has changed; see `engines.artifacts.export.Export`."""
-        from engines.artifacts.export import Export
-
-        names = [str(Precision.of(name)) for name in precisions]
-        return Export(Path(checkpoint), self.folder, names).run(progress)
+        return Export(Path(checkpoint), self.folder, _names(precisions)).run(progress)
 
     def build(
         self,
@@ -203,10 +195,7 @@ class Artifacts:
             names, batch, length: see `engines.tensorrt.profiles.profiles`.
             progress: told (what, step, steps).
         """
-        from engines.artifacts.build import Build
-        from engines.compile.target import chosen_target
-
-        chosen = None if precisions is None else [str(Precision.of(name)) for name in precisions]
+        chosen = None if precisions is None else _names(precisions)
         ranges = profiles(self.config, names, batch, length)
         build = Build(self.folder, chosen_target(target, sms, unfused=unfused), ranges)
         return build.run(chosen, progress)
@@ -217,18 +206,14 @@ class Artifacts:
         precisions: Sequence[str | Precision] | None = None,
         *,
         stages: Sequence[str] | None = None,
-        options: ProofOptions | None = None,
+        options: ProofOptions = NOTHING_MORE,
         again: bool = False,
         progress: Callable[[str], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> Proof:
         """Verify what has changed since it passed; parity.json is written, and then judged.
 
-        Args:
-            checkpoint: what the artifacts were made from.
-            precisions: None is every exported one.
-            stages: names of stages or components; None is all.
-            options, again, progress, say: see `engines.proof.update.update`.
+        Args: see `engines.proof.update.update`.
 
         Returns:
             All of the folder's proof.
@@ -236,14 +221,11 @@ class Artifacts:
         Raises:
             ParityError: a gate does not hold in what was measured now.
         """
-        from engines.proof.questions import NOTHING_MORE
-        from engines.proof.update import update
-
         found = update(
             self.folder,
             Path(checkpoint),
-            None if precisions is None else [str(Precision.of(name)) for name in precisions],
-            options or NOTHING_MORE,
+            None if precisions is None else _names(precisions),
+            options,
             stages=stages,
             again=again,
             progress=progress,
@@ -284,8 +266,6 @@ class Artifacts:
         Raises:
             ConfigError, ArtifactError, TokenizerError, ProviderError: as loading.
         """
-        from engines.runtime.load import load_stages, load_tokenizer, require_runtime
-
         require_runtime(runtime)
         with folders.reading(self.folder) as manifest:
             chosen = default_precision(manifest, runtime) if precision is None else precision
@@ -313,6 +293,10 @@ class Artifacts:
         """Open a sampler, sample, and close it; `fields` are those of `SampleRequest`."""
         with self.sampler(runtime, precision, checkpoint=checkpoint) as sampler:
             return sampler.sample(samples, **fields)
+
+
+def _names(precisions: Sequence[str | Precision]) -> list[str]:
+    return [str(Precision.of(name)) for name in precisions]
 
 
 def default_precision(manifest: Manifest, runtime: str) -> str:

@@ -6,39 +6,23 @@ returns. An error is printed as it is and the exit status is 1; wrong usage give
 
 from __future__ import annotations
 
+import importlib
 import logging
 import signal
 import sys
 
 import typer
 
-from engines.cli import (
-    bench,
-    build,
-    check,
-    convert,
-    doctor,
-    engines,
-    evaluate,
-    export,
-    gc,
-    info,
-    init,
-    inspect,
-    sample,
-    verify,
-)
 from ldlm.errors import LDLMError, installs
 
 # Packages of the [build] extra, by the names they are imported by.
-BUILD_EXTRA = (
-    "torch",
-    "onnx",
-    "onnx_ir",
-    "onnxscript",
-    "polygraphy",
-    "tensorrt_rtx",
-)
+BUILD_EXTRA = ("torch", "onnx", "onnx_ir", "onnxscript", "polygraphy", "tensorrt_rtx")
+
+# Each is the name of its module; `--help` lists them in this order.
+COMMANDS = (
+    "doctor", "init", "info", "convert", "engines", "export", "verify", "build", "check", "sample",
+    "evaluate", "bench", "inspect", "gc",
+)  # fmt: skip # the items of a row belong together
 
 app = typer.Typer(
     name="ldlm",
@@ -48,51 +32,48 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-COMMANDS = (
-    doctor, init, info, convert, engines, export, verify, build, check, sample, evaluate, bench,
-    inspect, gc,
-)  # fmt: skip # the items of a row belong together
-for module in COMMANDS:
-    app.command(module.__name__.rpartition(".")[2])(module.command)
+for name in COMMANDS:
+    app.command(name)(importlib.import_module(f"engines.cli.{name}").command)
 
 
 def main() -> None:
     """Entry point of `ldlm`."""
     logging.basicConfig(level=logging.WARNING)
-    signal.signal(signal.SIGTERM, _terminate)
+    terminated: list[int] = []
+
+    def terminate(number: int, _frame: object) -> None:
+        """An exception, so that temporary folders are removed on the way out."""
+        terminated.append(128 + number)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         app()
-    except LDLMError as error:
-        _stop(str(error))
-    except MemoryError as error:
-        _stop(f"not enough memory\n  got:      {error}")
-    except OSError as error:
-        _stop(f"{error.strerror or error}\n  got:      {error.filename or 'no file name'}")
-    except ImportError as error:
-        missing = (error.name or str(error)).partition(".")[0].partition(" ")[0]
-        if missing not in BUILD_EXTRA:
+    except Exception as error:
+        if terminated:  # the exporter may turn the exception into one of its own
+            sys.exit(terminated[0])
+        message = _message(error)
+        if message is None:
             raise
-        _stop(
-            f"this command needs more than the base install\n"
-            f"  got:      {error}\n"
-            f"  remedy:   {installs('build')}"
-        )
+        sys.stderr.write(f"error: {message}\n")
+        sys.exit(1)
 
 
-_terminated: list[int] = []
-
-
-def _terminate(number: int, _frame: object) -> None:
-    """An exception, so that temporary folders are removed on the way out.
-
-    The exporter may turn it into one of its own; the exit status still says what happened.
-    """
-    _terminated.append(number)
-    sys.exit(128 + number)
-
-
-def _stop(message: str) -> None:
-    if _terminated:
-        sys.exit(128 + _terminated[0])
-    sys.stderr.write(f"error: {message}\n")
-    sys.exit(1)
+def _message(error: Exception) -> str | None:
+    """What to say of an error in place of a traceback; None of one that nobody expects."""
+    match error:
+        case LDLMError():
+            return str(error)
+        case MemoryError():
+            return f"not enough memory\n  got:      {error}"
+        case OSError():
+            return f"{error.strerror or error}\n  got:      {error.filename or 'no file name'}"
+        case ImportError():
+            missing = (error.name or str(error)).partition(".")[0].partition(" ")[0]
+            if missing in BUILD_EXTRA:
+                return (
+                    f"this command needs more than the base install\n"
+                    f"  got:      {error}\n"
+                    f"  remedy:   {installs('build')}"
+                )
+    return None

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from engines.artifacts import folder as folders
-from engines.cli._shared import ArtifactsFolder, names, out, steps
-from ldlm.errors import ConfigError
+from engines.cli import options as opt
+from engines.cli._shared import out, progress
 
 
 def command(
-    folder: ArtifactsFolder,
-    checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
-    peers: Annotated[
-        str | None,
-        typer.Option(
-            help="torch, torch-bf16, torch-compile, ort-plain, ort, rtx, trt; all but torch's "
-            "also as name:precision. The first is what the others are compared with. Default: "
-            "those up to ort and, at batch 1 where it was exported, ort:int8."
-        ),
-    ] = None,
-    what: Annotated[
-        str, typer.Option(help="step, latent_decoder: one, or both with a comma.")
-    ] = "step",
-    length: Annotated[
-        str | None, typer.Option(help="Lengths; default 64,256,1024 as far as the model goes.")
-    ] = None,
-    batch: Annotated[str, typer.Option(help="Batches.")] = "1",
-    rounds: Annotated[int, typer.Option(help="How often the turn goes round.")] = 3,
-    seconds: Annotated[float, typer.Option(help="A peer's share of one turn, about.")] = 2.0,
-    to: Annotated[Path | None, typer.Option("--out", help="Also write the JSON here.")] = None,
+    folder: opt.Folder,
+    checkpoint: opt.Origin,
+    peers: opt.Peers = None,
+    what: opt.Parts = "step",
+    length: opt.Lengths = None,
+    batch: opt.Batches = "1",
+    rounds: opt.Rounds = 3,
+    seconds: opt.Seconds = 2.0,
+    to: opt.JsonFile = None,
 ) -> None:
     """Time each peer on the same steps, in turn; the last line is JSON."""
     from engines.bench.measure import bench
@@ -43,31 +28,20 @@ def command(
     from ldlm import files
 
     manifest = folders.load(folder)
-    config = manifest.config
-    default = [n for n in (64, 256, 1024) if n <= config.n_positions] or [config.n_positions]
-    lengths = default if length is None else _integers(length, "--length")
-    batches = _integers(batch, "--batch")
-    cases = [Case(part, b, n) for part in names(what) for b in batches for n in lengths]
-    chosen = default_peers(manifest, batches) if peers is None else names(peers)
-    with steps() as progress:
+    most = manifest.config.n_positions
+    if length is None:
+        lengths = [n for n in (64, 256, 1024) if n <= most] or [most]
+    else:
+        lengths = opt.numbers(length, int, "--length", "such as 64,256")
+    batches = opt.numbers(batch, int, "--batch", "such as 1,8")
+    cases = [Case(part, b, n) for part in opt.names(what) for b in batches for n in lengths]
+    chosen = default_peers(manifest, batches) if peers is None else opt.names(peers)
+    with progress() as tell:
         document = bench(
-            folder,
-            checkpoint,
-            chosen,
-            cases,
-            rounds=rounds,
-            seconds=seconds,
-            progress=progress,
+            folder, checkpoint, chosen, cases, rounds=rounds, seconds=seconds, progress=tell
         )
-    text = json.dumps(document)
+    text = json.dumps(document) + "\n"
     out.print(bench_table(document))
     if to is not None:
-        files.write_whole(to, (text + "\n").encode())
-    out.file.write(text + "\n")
-
-
-def _integers(text: str, option: str) -> list[int]:
-    try:
-        return [int(item) for item in names(text)]
-    except ValueError:
-        raise ConfigError(f"{option} is not usable", expected="such as 64,256", got=text) from None
+        files.write_whole(to, text.encode())
+    out.file.write(text)

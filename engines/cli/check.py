@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engines.cli._shared import ArtifactsFolder, say
+from engines.cli import options as opt
+from engines.cli._shared import say
 
 
-def command(folder: ArtifactsFolder) -> None:
+def command(folder: opt.Folder) -> None:
     """Compare every file with its sha256; before the first start of a deployment, say."""
     from engines.api import Artifacts
 
-    artifacts = Artifacts(folder)
-    say(f"{folder}: {artifacts.check()} files are as they were made")
+    say(f"{folder}: {Artifacts(folder).check()} files are as they were made")

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from engines.cli import options as opt
 from engines.cli._shared import measured, say
 from ldlm import files
 from ldlm.errors import TokenizerError
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help="A .safetensors file, or a folder of them.")],
-    target: Annotated[Path, typer.Argument(help="Checkpoint folder to write.")],
-    keymap: Annotated[Path, typer.Option("--map", help="Mapping file, TOML; see docs/model.md.")],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="tokenizer.json to put in; default: made for the vocabulary."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an older checkpoint.")] = False,
+    source: opt.Weights,
+    target: opt.NewCheckpoint,
+    keymap: opt.Keymap,
+    tokenizer: opt.Tokenizer = None,
+    force: opt.Force = False,
 ) -> None:
     """Rename, join, split and transpose tensors into a checkpoint; strict both ways."""
     from ldlm import checkpoint

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from engines.cli._shared import out, say
+from engines.cli import options as opt
+from engines.cli._shared import say, show
 
 
-def command(
-    folder: Annotated[Path, typer.Argument(help="Where artifacts would be written.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def command(folder: opt.AnyFolder = Path(), as_json: opt.Json = False) -> None:
     """Say what works here, what would need something more, and what to install."""
     from engines.doctor import GOOD, examine
     from engines.show.doctor import findings_table
 
     findings = examine(folder)
-    if as_json:
-        out.print_json(json.dumps([dataclasses.asdict(finding) for finding in findings]))
-        return
-    out.print(findings_table(findings))
-    good = sum(finding.level == GOOD for finding in findings)
-    say(f"{good} of {len(findings)} green")
+    show(findings, findings_table(findings), as_json=as_json)
+    if not as_json:
+        say(f"{sum(found.level == GOOD for found in findings)} of {len(findings)} green")

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from engines.cli._shared import (
-    EXPLAIN,
-    CheckpointFolder,
-    OutFolder,
-    default_artifacts,
-    measured,
-    names,
-    numbers,
-    out,
-    precisions,
-    record,
-    say,
-    spinner,
-)
+from engines.cli import options as opt
+from engines.cli._shared import default_artifacts, measured, out, progress, record, say, show
 from engines.show.decisions import decisions_table
 from engines.tensorrt.targets import RTX
 
 
 def command(
-    checkpoint: CheckpointFolder,
-    folder: OutFolder = None,
-    precision: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "fp32,fp16",
-    target: Annotated[str, typer.Option(help="rtx or trt; see ldlm build.")] = RTX,
-    sm: Annotated[str, typer.Option(help="Compute capabilities; see ldlm build.")] = "all",
-    profile: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
-    batch: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
-    length: Annotated[str | None, typer.Option(help="See ldlm build.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; default: as cores and memory allow.")
-    ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help=EXPLAIN)] = False,
+    checkpoint: opt.Checkpoint,
+    folder: opt.Out = None,
+    precision: opt.Precisions = "fp32,fp16",
+    target: opt.Target = RTX,
+    sm: opt.Sm = "all",
+    profile: opt.Profiles = None,
+    batch: opt.BatchRange = None,
+    length: opt.LengthRange = None,
+    workers: opt.Workers = None,
+    explain: opt.Explain = False,
 ) -> None:
     """Export, verify and build what has changed; stops at the first gate that fails."""
     from engines.api import Artifacts
@@ -47,18 +29,17 @@ def command(
 
     folder = folder or default_artifacts(checkpoint)
     asked = Asked(
-        checkpoint, folder, tuple(precisions(precision)), target, sm,
-        None if profile is None else names(profile),
-        numbers(batch, "--batch"), numbers(length, "--length"), workers,
+        checkpoint, folder, tuple(opt.precisions(precision)), target, sm,
+        None if profile is None else opt.names(profile),
+        opt.limits(batch, "--batch"), opt.limits(length, "--length"), workers,
     )  # fmt: skip # the items of a row belong together
-    with measured("engines") as run, spinner() as progress:
-        made = make_engines(asked, progress)
+    with measured("engines") as run, progress() as tell:
+        made = make_engines(asked, tell)
     done = record(folder, "engines", [*made["export"], *made["build"]], run)
     proof = read(folder).content
     verified = sum(bool(decision.reasons) for decision in made["verify"])
     if verified and proof is not None:
-        for table in tables(proof):
-            out.print(table)
+        show(proof, *tables(proof))
     if explain:
         out.print(decisions_table("export", made["export"]))
         out.print(decisions_table("build", made["build"]))

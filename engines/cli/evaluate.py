@@ -2,73 +2,52 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import msgspec
-import typer
-
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import QUALITY
-from engines.cli._shared import ArtifactsFolder, measured, names, out, precisions, steps
+from engines.cli import options as opt
+from engines.cli._shared import measured, progress, show
 
 
 def command(
-    folder: ArtifactsFolder,
-    checkpoint: Annotated[Path, typer.Option(help="Checkpoint folder they were made from.")],
-    judge: Annotated[
-        Path, typer.Option(help="Python file with accepts(text) and seen(); it is executed.")
-    ],
-    precision: Annotated[
-        str | None, typer.Option(help="Precisions, comma-separated; default: every exported one.")
-    ] = None,
-    runtime: Annotated[
-        str, typer.Option(help="Runtimes beside PyTorch, comma-separated; rtx and trt on a GPU.")
-    ] = "ort,evaluator",
-    number: Annotated[int, typer.Option("--samples", "-n", help="Number of texts.")] = 1000,
-    n_steps: Annotated[
-        int | None, typer.Option("--steps", help="Denoiser calls; default the model's own.")
-    ] = None,
-    solver: Annotated[str, typer.Option(help="euler, ddpm or ddim.")] = "ddpm",
-    seed: Annotated[int, typer.Option(help="Of the noise, the same for every run.")] = 0,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens per text; default the model's most.")
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(help="Texts that run together; int8 takes each by itself.")
-    ] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print quality.json.")] = False,
+    folder: opt.Folder,
+    checkpoint: opt.Origin,
+    judge: opt.Judge,
+    precision: opt.ExportedPrecisions = None,
+    runtime: opt.Runtimes = "ort,evaluator",
+    samples: opt.Samples = 1000,
+    steps: opt.Steps = None,
+    solver: opt.Solver = "ddpm",
+    seed: opt.Seed = 0,
+    length: opt.Length = None,
+    batch_size: opt.BatchSize = 16,
+    as_json: opt.Json = False,
 ) -> None:
     """Sample the same noise everywhere, and count what a judge accepts."""
     from ldlm.sampler import SampleRequest
 
     manifest = folders.load(folder)
-    config = manifest.config
     request = SampleRequest(
-        length=config.n_positions if length is None else length,
-        samples=number,
+        samples=samples,
+        length=manifest.config.n_positions if length is None else length,
         batch_size=batch_size,
-        steps=n_steps,
+        steps=steps,
         solver=solver,
         seed=seed,
-    ).of(config)
+    ).of(manifest.config)
     from engines.proof.saved import write_json
     from engines.quality.evaluate import evaluate, report
     from engines.quality.judge import load_judge
     from engines.show.quality import quality_table
 
-    chosen = precisions(precision) if precision is not None else manifest.precisions()
+    chosen = manifest.precisions() if precision is None else opt.precisions(precision)
     folders.require_origin(manifest, checkpoint)
     verdict = load_judge(judge)
-    with measured("evaluate") as run, steps() as progress:
+    with measured("evaluate") as run, progress() as tell:
         rows = evaluate(
-            folder, manifest, checkpoint, chosen, request, verdict, progress, names(runtime)
+            folder, manifest, checkpoint, chosen, request, verdict, tell, opt.names(runtime)
         )
     document = report(manifest, rows, request)
-    if as_json:
-        out.print_json(msgspec.json.encode(document).decode())
-    else:
-        out.print(quality_table(document))
+    show(document, quality_table(document), as_json=as_json)
     write_json(folder / QUALITY, document)  # after it was shown: it may be that it cannot be
     with folders.updated(folder) as manifest:
         manifest.runs["evaluate"] = run

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from engines.cli._shared import ArtifactsFolder, out, say
+from engines.cli import options as opt
+from engines.cli._shared import out, say
 
 
 def command(
-    folder: ArtifactsFolder,
-    precision: Annotated[
-        str | None, typer.Option(help="In place of leftovers: the graphs and engines of this one.")
-    ] = None,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete it; without this it is only listed.")
-    ] = False,
+    folder: opt.Folder, precision: opt.OldPrecision = None, delete: opt.Delete = False
 ) -> None:
     """List, or delete, files that the manifest does not speak of and what killed runs left."""
     from engines.artifacts.collect import collect, drop, leftovers

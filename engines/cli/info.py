@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from engines.cli._shared import out
-from ldlm.config import preset
+from engines.cli import options as opt
+from engines.cli._shared import show
+from ldlm import config as configs
 
 
 def command(
-    checkpoint: Annotated[
-        Path | None, typer.Argument(help="Checkpoint folder; default: the preset.")
-    ] = None,
-    preset_name: Annotated[str, typer.Option("--preset", help="base or small.")] = "base",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    checkpoint: opt.CheckpointIfAny = None,
+    preset: opt.Preset = "base",
+    as_json: opt.Json = False,
 ) -> None:
     """Show every component, its calculation, its parameters and the published value."""
     from engines.show.account import account_table
@@ -27,13 +19,10 @@ def command(
     from ldlm.model import skeleton
 
     if checkpoint is None:
-        config = preset(preset_name)
+        config = configs.preset(preset)
     else:
         config = read_config(checkpoint)
         weights = checkpoint / WEIGHTS
         require_tensors(read_header(weights), skeleton(config).shapes(), weights)
     lines = account(config)
-    if as_json:
-        out.print_json(json.dumps([dataclasses.asdict(line) for line in lines]))
-    else:
-        out.print(account_table(lines))
+    show(lines, account_table(lines), as_json=as_json)

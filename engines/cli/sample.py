@@ -2,59 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from engines.cli._shared import ArtifactsFolder, err, out, steps
-from ldlm.errors import SamplerError
+from engines.cli import options as opt
+from engines.cli._shared import err, out, progress, say, show
 
 
 def command(
-    folder: ArtifactsFolder,
-    runtime: Annotated[
-        str, typer.Option(help="ort, torch (the reference), evaluator, rtx or trt (the engines).")
-    ] = "ort",
-    precision: Annotated[
-        str | None, typer.Option(help="An exported precision; default fp32, or the first there.")
-    ] = None,
-    provider: Annotated[str | None, typer.Option(help="cpu or cuda, for ort; default cpu.")] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="Checkpoint folder: the artifacts must have been made from it."),
-    ] = None,
-    number: Annotated[int, typer.Option("--samples", "-n", help="Number of texts.")] = 1,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens per text; default 64, or the model's most.")
-    ] = None,
-    n_steps: Annotated[
-        int | None, typer.Option("--steps", help="Denoiser calls; default the model's own.")
-    ] = None,
-    grid: Annotated[
-        str | None, typer.Option(help="Decreasing times in (0, 1], comma-separated, not --steps.")
-    ] = None,
-    solver: Annotated[str, typer.Option(help="euler, ddpm or ddim.")] = "euler",
-    seed: Annotated[int, typer.Option(help="Seed; text k depends on it and on k alone.")] = 0,
-    batch_size: Annotated[
-        int, typer.Option(help="Texts that run together; int8 takes each by itself.")
-    ] = 1,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="The plain graphs, step by step; ort alone.")
-    ] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Show all tokens, past the end too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print token ids and texts.")] = False,
+    folder: opt.Folder,
+    runtime: opt.Runtime = "ort",
+    precision: opt.ExportedPrecision = None,
+    provider: opt.Provider = None,
+    checkpoint: opt.OriginIfAny = None,
+    samples: opt.Samples = 1,
+    length: opt.Length = None,
+    steps: opt.Steps = None,
+    grid: opt.Grid = None,
+    solver: opt.Solver = "euler",
+    seed: opt.Seed = 0,
+    batch_size: opt.BatchSize = 1,
+    plain: opt.Plain = False,
+    raw: opt.Raw = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Sample text. The same seed gives the same text in PyTorch and in ONNX Runtime, in float32."""
     from engines.api import Artifacts, SampleRequest
 
+    times = "decreasing numbers with commas between"
     request = SampleRequest(
-        samples=number,
+        samples=samples,
         length=length,
-        batch_size=min(batch_size, number) if number > 0 else batch_size,
-        steps=n_steps,
-        grid=None if grid is None else _times(grid),
+        batch_size=min(batch_size, samples) if samples > 0 else batch_size,
+        steps=steps,
+        grid=None if grid is None else opt.numbers(grid, float, "the time grid", times),
         solver=solver,
         seed=seed,
     )
@@ -64,25 +42,16 @@ def command(
         runtime, precision, provider=provider, checkpoint=checkpoint, plain=plain
     ) as sampler:
         if precision is None and str(sampler.precision) != "fp32":
-            err.print(f"precision {sampler.precision}", highlight=False)
+            say(f"precision {sampler.precision}", err)
         run = sampler.run(request)
-        with steps() as progress:
+        with progress() as tell:
             for step in run:
-                progress("sampling", step.done, step.total)
+                tell("sampling", step.done, step.total)
         (ids,) = run.token_ids
         texts = sampler.decode(ids, raw=raw)
     if as_json:
-        out.print_json(json.dumps({"token_ids": ids.tolist(), "texts": texts}))
+        show({"token_ids": ids.tolist(), "texts": texts}, as_json=True)
         return
     for index, line in enumerate(texts):
-        err.print(f"sample {index}, seed {seed}:", highlight=False)
+        say(f"sample {index}, seed {seed}:", err)
         out.file.write(line + "\n")
-
-
-def _times(text: str) -> list[float]:
-    try:
-        return [float(item) for item in text.split(",")]
-    except ValueError:
-        raise SamplerError(
-            "the time grid cannot be read", expected="numbers with commas between", got=text
-        ) from None

@@ -17,11 +17,9 @@ from typer.testing import CliRunner
 from engines import cli
 from engines.artifacts import folder as folders
 from engines.cli import main
-from engines.cli._shared import spinner
+from engines.cli._shared import progress
 from export.stages import STAGES
 from ldlm import files
-
-COMMANDS = [module.__name__.rpartition(".")[2] for module in cli.COMMANDS]
 
 
 def ldlm(
@@ -46,10 +44,10 @@ def files_in(folder: Path) -> list[str]:
 def test_help_names_every_command() -> None:
     shown = ldlm("--help")
     assert shown.returncode == 0
-    assert all(command in shown.stdout for command in COMMANDS)
+    assert all(command in shown.stdout for command in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_explains_itself_and_refuses_other_words(command: str) -> None:
     shown = CliRunner().invoke(cli.app, [command, "--help"])
     assert shown.exit_code == 0
@@ -63,11 +61,16 @@ def test_every_command_explains_itself_and_refuses_other_words(command: str) -> 
 
 def test_a_log_is_told_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
     """TensorRT reports one phase a thousand times: that filled a log with 13,000 lines."""
-    with spinner() as progress:
+    with progress() as tell:
         for left in range(1000):
-            progress(f"build fp32 denoiser: Cloning network graph (2 of 18, about {left} s left)")
-        progress("build fp32 denoiser: Timing graph nodes (2 of 18, about 9 s left)")
-    assert len(capsys.readouterr().err.splitlines()) == 2
+            tell(f"build fp32 denoiser: Cloning network graph (2 of 18, about {left} s left)")
+            tell("build fp16 denoiser: Timing graph nodes", left, 1000)
+        tell("build fp32 denoiser: Timing graph nodes (2 of 18, about 9 s left)")
+    assert capsys.readouterr().err.splitlines() == [
+        "build fp32 denoiser: Cloning network graph",
+        "build fp16 denoiser: Timing graph nodes",
+        "build fp32 denoiser: Timing graph nodes",
+    ]
 
 
 def test_info_shows_the_published_numbers() -> None:
