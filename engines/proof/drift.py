@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from engines.artifacts.manifest import Manifest
-from engines.proof.baseline import runner, torchs_own
+from engines.proof.baseline import torchs_own
 from engines.proof.gates import DRIFT_FLOAT32, precision_limit
 from engines.proof.questions import SAMPLER, Question
 from engines.proof.records import Drift, Measurement
+from engines.proof.subject import Subject
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
 from export.precision import Precision
@@ -35,79 +35,81 @@ class Trace:
 
 
 def drift(
-    folder: Path,
-    manifest: Manifest,
     model: LDLM,
-    precisions: Sequence[str],
+    graphs: Mapping[str, Mapping[str, Path]],
     *,
     steps: int,
     length: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Measurement], list[Drift]]:
+) -> Iterator[Measurement | Drift]:
     """Sample texts per precision with the noise of seed 0, and compare with float32 PyTorch.
 
     Half precisions run in the evaluator, others in ONNX Runtime. All but float32 are held to what
     PyTorch's own means make of the same noise; see `engines.proof.baseline`.
 
+    Args:
+        model: the checkpoint, float32.
+        graphs: of the stages of `SAMPLED`, by precision and by name.
+        steps, length: of the sampler.
+        progress: told what is being done.
+
     Returns:
-        DRIFT (float32: the root mean square over the steps of the estimates' relative L2;
-        others: its median over all steps, texts and positions) and DRIFT_TOKENS (the share of
-        tokens that differ; all but float32's held to PyTorch's share), and the relative L2 at
-        every step per precision.
+        Of each precision: DRIFT (float32: the root mean square over the steps of the estimates'
+        relative L2; others: its median over all steps, texts and positions), DRIFT_TOKENS (the
+        share of tokens that differ; all but float32's held to PyTorch's share), and the relative
+        L2 at every step.
     """
     request = SampleRequest(length=length, samples=TEXTS, batch_size=TEXTS, steps=steps)
     progress("sampler: reference")
-    torch_stages = {name: TorchStage(model, stage(name)) for name in SAMPLED}
-    reference = _run(model.config, torch_stages, request)
-    measurements: list[Measurement] = []
-    curves: list[Drift] = []
-    for name in precisions:
+    reference = _run(model.config, [TorchStage(model, stage(s)) for s in SAMPLED], request)
+    for name, paths in graphs.items():
         progress(f"sampler: {name}")
         precision = Precision.of(name)
-        paths = {s: manifest.graph(name, s).verified(folder) for s in SAMPLED}
-        runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
-        limit, allowed = _limits(model, precision, request, reference)
-        run = _run(model.config, runtime, request, precision.is_integer)
+        parts = [Subject(model, stage(sampled), precision, paths) for sampled in SAMPLED]
+        limit, allowed = _limits(parts, request, reference)
+        runners = [part.runner() for part in parts]
+        run = _run(model.config, runners, request, precision.is_integer)
         curve = _relative(run, reference).tolist()
-        curves.append(Drift(name, tuple(curve)))
         over_steps = float(np.sqrt(np.mean(np.square(curve))))
-        measured = over_steps if precision.is_float32 else typical(run, reference)
-        differ = float(np.mean(run.tokens != reference.tokens))
-        measurements += [
-            Measurement(SAMPLER, name, "given", question, TEXTS, length, distance, most)
-            for question, distance, most in (
-                (Question.DRIFT, measured, limit),
-                (Question.DRIFT_TOKENS, differ, allowed),
-            )
-        ]
-    return measurements, curves
+        distance = over_steps if precision.is_float32 else typical(run, reference)
+        case = (TEXTS, length)
+        yield Measurement(SAMPLER, name, "given", Question.DRIFT, *case, distance, limit)
+        differ = _differ(run, reference)
+        yield Measurement(SAMPLER, name, "given", Question.DRIFT_TOKENS, *case, differ, allowed)
+        yield Drift(name, tuple(curve))
 
 
 def _limits(
-    model: LDLM, precision: Precision, request: SampleRequest, reference: Trace
+    parts: Sequence[Subject], request: SampleRequest, reference: Trace
 ) -> tuple[float, float]:
     """Of DRIFT and DRIFT_TOKENS."""
+    model, precision = parts[0].model, parts[0].precision
     if precision.is_float32:
         return DRIFT_FLOAT32, 0.0
-    own = {name: torchs_own(model, stage(name), precision) for name in SAMPLED}
+    own = [torchs_own(model, part.spec, precision) for part in parts]
     peer = _run(model.config, own, request)
-    share = float(np.mean(peer.tokens != reference.tokens))
     # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
-    return precision_limit(typical(peer, reference)), share + TEXTS / peer.tokens.size
+    allowed = _differ(peer, reference) + TEXTS / peer.tokens.size
+    return precision_limit(typical(peer, reference)), allowed
 
 
 def _run(
     config: LDLMConfig,
-    stages: Mapping[str, Callable[..., Array]],
+    stages: Sequence[Callable[..., Array]],
     request: SampleRequest,
     one_at_a_time: bool = False,  # as `Stages`: what is measured is what is sampled
 ) -> Trace:
-    denoiser, latents, tokens = (stages[name] for name in SAMPLED)
+    denoiser, latents, tokens = stages
     run = Run(Stages(config, DenoiserLoop(denoiser), latents, tokens, one_at_a_time), request)
     batches = [step.loop.x0_hat() for step in run]
     steps = run.total // (request.samples if one_at_a_time else 1)
     estimates = [np.concatenate(batches[number::steps]) for number in range(steps)]
     return Trace(estimates, run.token_ids[0])
+
+
+def _differ(run: Trace, reference: Trace) -> float:
+    """The share of tokens that differ."""
+    return float(np.mean(run.tokens != reference.tokens))
 
 
 def typical(run: Trace, reference: Trace) -> float:

@@ -8,84 +8,85 @@ rounding    the half file in the evaluator against float32 PyTorch: shows where 
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
 
 from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
-from engines.proof.inputs import clamped, stage_inputs
+from engines.proof.graphs import save_graph, scratch
 from engines.proof.questions import Question
 from engines.proof.records import Measurement, TapReport
-from engines.proof.stage import save_graph
-from engines.proof.subject import against
+from engines.proof.subject import Subject, against
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array, named
 from export.equations import tapped, tapped_graph
 from export.passes.widen import widen
-from export.precision import Precision, apply, without_rounding
 from export.stages import StageSpec
-from ldlm import files
 from ldlm.errors import GraphCheckError
-from ldlm.model import LDLM
 
 CASE = (2, 17)
 
 
-def measurement(report: TapReport) -> Measurement | None:
-    """The gate of a report on the formula: no equation may differ. Rounding has none."""
-    if report.about != "formula":
-        return None
-    errors = {tap: math.inf if e is None else e for tap, e in report.errors.items()}
-    name = report.first or max(errors, key=errors.__getitem__)
-    found = (Question.TAPS, *report.case, report.errors.get(name), FORMULA_L2)
-    return Measurement(report.stage, report.precision, "given", *found, tensor=name)
-
-
-def look(path: Path, model: LDLM, spec: StageSpec, precision: Precision) -> list[TapReport]:
+def look(subject: Subject) -> Iterator[TapReport | Measurement]:
     """Compare every tap of a stage; a file with other operators gives a report that fails.
 
+    The report on the formula comes with its gate: no equation may differ. Rounding has none.
+
     Args:
-        path: the .onnx file of a traced stage.
-        model: the checkpoint it was made from, float32.
-        spec, precision: what it should be.
+        subject: the traced stage of a component.
 
     Raises:
         DiskSpaceError: the disk is full.
     """
-    module = apply(spec.torch(model), spec.component, precision).eval()
-    case, where = clamped(CASE, model.config), (spec.name, str(precision))
+    subject = subject.at(CASE)
+    spec, config = subject.spec, subject.model.config
     try:
-        graph, outputs = tapped_graph(path, module, spec, model.config)
+        graph, outputs = tapped_graph(subject.paths[spec.name], subject.lowered, spec, config)
     except GraphCheckError as error:
         first = f"{error.details['tensor']}: {error.details.get('got', 'nothing')}"
-        return [TapReport(*where, "formula", case, {}, first)]
-    inputs = stage_inputs(spec, model.config, *case)
+        yield _report(subject, "formula", {}, first)
+        yield _gate(subject, {}, first)
+        return
+    (inputs,) = subject.inputs.values()
+    feeds = named(spec, inputs)
 
-    def report(
-        about: Literal["formula", "rounding"],
-        got: Mapping[str, Array],
-        reference: torch.nn.Module,
-        floor: float,
-    ) -> TapReport:
+    def errors(got: Mapping[str, Array], reference: torch.nn.Module) -> dict[str, float]:
         taps = torch_taps(reference, spec, inputs).items()
-        errors = {tap: against(got[outputs[tap]], array).relative_l2 for tap, array in taps}
-        return TapReport(*where, about, case, errors, first_to_stand_out(errors, floor))
+        return {tap: against(got[outputs[tap]], array).relative_l2 for tap, array in taps}
 
-    reports, feeds = [], named(spec, inputs)
-    if not precision.is_float32:
-        rounded = Evaluator(graph.graph).run(feeds)
-        eps = torch.finfo(getattr(torch, precision.products)).eps
-        reports.append(report("rounding", rounded, spec.torch(model), eps))
+    others = []
+    if not subject.precision.is_float32:
+        rounding = errors(Evaluator(graph.graph).run(feeds), spec.torch(subject.model))
+        eps = torch.finfo(getattr(torch, subject.precision.products)).eps
+        first_lost = first_to_stand_out(rounding, eps)
+        others.append(_report(subject, "rounding", rounding, first_lost))
         widen(graph)
-        module = without_rounding(module)
-    with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-        stage = OrtStage(save_graph(graph, staging / "taps.onnx"), spec, model.config)
-        wide = stage.run(feeds, list(outputs.values()))
-    return [report("formula", wide, module, FORMULA_L2 / STANDS_OUT), *reports]
+    with scratch() as folder:
+        wide = OrtStage(save_graph(graph, folder / "taps.onnx"), spec, config)
+        formula = errors(wide.run(feeds, list(outputs.values())), subject.unrounded().module)
+    first_other = first_to_stand_out(formula, FORMULA_L2 / STANDS_OUT)
+    yield _report(subject, "formula", formula, first_other)
+    yield _gate(subject, formula, first_other)
+    yield from others
+
+
+def _report(
+    subject: Subject,
+    about: Literal["formula", "rounding"],
+    errors: Mapping[str, float],
+    first: str | None,
+) -> TapReport:
+    (case,) = subject.cases
+    return TapReport(subject.spec.name, str(subject.precision), about, case, errors, first)
+
+
+def _gate(subject: Subject, errors: Mapping[str, float], first: str | None) -> Measurement:
+    (case,) = subject.cases
+    worst = first or max(errors, key=errors.__getitem__)
+    distance = errors.get(worst, math.inf)
+    return subject.measurement(Question.TAPS, case, distance, FORMULA_L2, tensor=worst)
 
 
 def torch_taps(

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import OrtStage, compare
+from engines.proof.graphs import rounding_off
 from engines.proof.inputs import stage_inputs
-from engines.proof.stage import rounding_off
 from engines.runtime.torch import TorchStage
 from export import precision
 from export.checks import check_graph, check_shares
