@@ -19,8 +19,7 @@ from engines.cli._shared import (
     say,
     steps,
 )
-from engines.show.decisions import decisions_table
-from engines.show.summary import summary_table
+from engines.show.summary import decisions_table, summary_table
 from engines.tensorrt.profiles import PROFILES
 from engines.tensorrt.targets import RTX
 

@@ -20,7 +20,7 @@ from engines.cli._shared import (
     say,
     spinner,
 )
-from engines.show.decisions import decisions_table
+from engines.show.summary import decisions_table, summary_table
 from engines.tensorrt.targets import RTX
 
 
@@ -43,7 +43,6 @@ def command(
     from engines.pipeline import Asked, make_engines
     from engines.proof.saved import read
     from engines.show.proof import tables
-    from engines.show.summary import summary_table
 
     folder = folder or default_artifacts(checkpoint)
     asked = Asked(

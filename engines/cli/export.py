@@ -18,7 +18,7 @@ from engines.cli._shared import (
     say,
     spinner,
 )
-from engines.show.decisions import decisions_table
+from engines.show.summary import decisions_table
 
 
 def command(

@@ -8,14 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from engines.doctor import Finding
-from engines.show.table import add_row, table
+from engines.show.table import table
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:
     """What was looked at, what was found, what it means, and what to do about it."""
-    made = table("This machine", ("", "found", "means", "to change that"))
+    rows = [
+        (Text(f"{each.level:<7}{each.what}", each.level), each.found, each.means, each.remedy)
+        for each in findings
+    ]
+    made = table("This machine", ("", "found", "means", "to change that"), rows)
     made.show_lines = True
-    for finding in findings:
-        what = Text(f"{finding.level:<7}{finding.what}", finding.level)
-        add_row(made, what, finding.found, finding.means, finding.remedy)
     return made

@@ -1,4 +1,4 @@
-"""Tables about an artifacts folder: what it holds, what could go, and what a file of it is."""
+"""Tables about an artifacts folder: what it holds, what was done, what could go, what a file is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from engines.artifacts.collect import Leftover
+from engines.artifacts.ingredients import Decision
 from engines.artifacts.inspect import Document, flatten
 from engines.artifacts.manifest import EngineEntry, Manifest
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.questions import Question
 from engines.proof.records import Proof, number
 from engines.proof.saved import Saved, is_current, read
-from engines.show.table import WARNING, Cell, add_row, marked, table
+from engines.show.table import GOOD, WARNING, Cell, marked, table
 from export.precision import Precision
 from export.stages import compiled, components, stages_of
 
@@ -29,17 +30,16 @@ def summary_table(folder: Path, manifest: Manifest) -> Table:
         "error: the graph's worst relative L2 against float32 PyTorch; the limit of all but fp32 "
         f"is {AUTOCAST_RATIO} times PyTorch's own"
     )
-    made = table(
+    return table(
         f"{manifest.name}: {folder}",
         ("component", "precision", ">ONNX MB", ">engine MB", "targets", ">seconds", ">error",
          ">limit", ">graph"),
+        [row
+         for precision in dict.fromkeys(entry.precision for entry in manifest.graphs)
+         for component in components()
+         for row in _rows(manifest, precision, component, saved)],
         caption if saved.content else f"{caption}\n{saved.problem}",
     )  # fmt: skip # the items of a row belong together
-    for precision in dict.fromkeys(entry.precision for entry in manifest.graphs):
-        for component in components():
-            for row in _rows(manifest, precision, component, saved):
-                add_row(made, *row)
-    return made
 
 
 def _rows(
@@ -88,9 +88,7 @@ def verdict(
     mine = proof.only({scope.key})
     gated = list(mine.gated())
     failed = sum(not record.passed for record in gated)
-    shown = (
-        marked(f"{failed} of {len(gated)} fail", good=False) if failed else Text("pass", "green")
-    )
+    shown = marked(f"{failed} of {len(gated)} fail", good=False) if failed else Text("pass", GOOD)
     exact = Precision.of(precision).is_float32
     asked = Question.GRAPH if exact else Question.PRECISION
     found = [m for m in mine.measurements if (m.question, m.checkpoint) == (asked, "given")]
@@ -102,17 +100,26 @@ def verdict(
 
 def leftovers_table(folder: Path, found: Iterable[Leftover], *, deleted: bool) -> Table:
     """What can go, or went, from a folder, and why."""
-    made = table("deleted" if deleted else "would be deleted with --delete", ("file", ">MB", "why"))
-    for item in found:
-        path = item.path.relative_to(folder).as_posix()
-        add_row(made, path, f"{item.bytes / MB:,.1f}", item.reason)
-    return made
+    title = "deleted" if deleted else "would be deleted with --delete"
+    rows = [
+        (item.path.relative_to(folder).as_posix(), f"{item.bytes / MB:,.1f}", item.reason)
+        for item in found
+    ]
+    return table(title, ("file", ">MB", "why"), rows)
+
+
+def decisions_table(command: str, decisions: Sequence[Decision]) -> Table:
+    """What was made, what was kept, and why."""
+    kept = "nothing that it depends on has changed"
+    rows = [
+        (made.what, "made" if made.reasons else "kept", "; ".join(made.reasons) or kept)
+        for made in decisions
+    ]
+    return table(f"{command}: what was done, and why", ("file", "done", "because"), rows)
 
 
 def description_table(path: Path, document: Document) -> Table:
     """A document about a folder or a file; see `engines.artifacts.inspect.describe`."""
-    made = table(str(path), ("", ""))
+    made = table(str(path), ("", ""), flatten(document))
     made.show_header = False
-    for row in flatten(document):
-        add_row(made, *row)
     return made
