@@ -18,7 +18,7 @@ def command(
 ) -> None:
     """Say what works here, what would need something more, and what to install."""
     from engines.doctor import GOOD, examine
-    from engines.show.doctor import findings_table
+    from engines.show.findings import findings_table
 
     findings = examine(folder)
     if as_json:

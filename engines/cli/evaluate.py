@@ -55,7 +55,7 @@ def command(
     from engines.proof.saved import write_json
     from engines.quality.evaluate import evaluate, report
     from engines.quality.judge import load_judge
-    from engines.show.quality import quality_table
+    from engines.show.findings import quality_table
 
     chosen = precisions(precision) if precision is not None else manifest.precisions()
     folders.require_origin(manifest, checkpoint)

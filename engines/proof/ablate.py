@@ -31,7 +31,7 @@ def ablate(subject: Subject) -> Iterator[Ablation]:
                 f"{component} {whole.precision}, {whole.checkpoint} checkpoint, without {without}"
             )
             with replace(whole, precision=whole.precision.without(off)).exported() as experiment:
-                outputs = whole.outputs(experiment.runner())
+                outputs = whole.outputs(experiment.runner(whole.spec.name))
             yield Ablation(
                 stage=whole.spec.name,
                 precision=str(whole.precision),

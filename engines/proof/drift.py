@@ -67,7 +67,7 @@ def drift(
         precision = Precision.of(name)
         parts = [Subject(model, stage(sampled), precision, paths) for sampled in SAMPLED]
         limit, allowed = _limits(parts, request, reference)
-        runners = [part.runner() for part in parts]
+        runners = [part.runner(part.spec.name) for part in parts]
         run = _run(model.config, runners, request, precision.is_integer)
         curve = _relative(run, reference).tolist()
         over_steps = float(np.sqrt(np.mean(np.square(curve))))

@@ -136,8 +136,7 @@ class Measurement(Gated, frozen=True):
         case = f"batch {self.batch}, length {self.length}" if self.batch else "all cases"
         return f"{self.tensor} at {case}" if self.tensor else case
 
-    def failure(self, failed: str) -> ParityError:
-        """The error for this gate, the first of those that failed."""
+    def _failure(self, failed: str) -> ParityError:
         overflow = self.limit is None
         finite = "PyTorch's own error to be finite"
         other = overflow or self.limit == SIGNAL_LOST
@@ -170,8 +169,7 @@ class IslandRecord(Gated, frozen=True):
     def _holds(self) -> bool:
         return self.found.keys() == {self.expected}
 
-    def failure(self, failed: str) -> ParityError:
-        """As `Measurement.failure`."""
+    def _failure(self, failed: str) -> ParityError:
         return ParityError(
             f"{failed} islands are not there; the first, says {self.source}, in {self.precision}",
             stage=self.stage,
@@ -214,8 +212,7 @@ class Outcome(Gated, frozen=True):
     def _holds(self) -> bool:
         return bool(self.noticed_by) != (self.damage == UNDAMAGED)
 
-    def failure(self, failed: str) -> ParityError:
-        """As `Measurement.failure`."""
+    def _failure(self, failed: str) -> ParityError:
         return ParityError(
             f"{failed} graphs of the self-test are judged wrong; the first is '{self.damage}' in "
             f"{self.precision}",
@@ -339,12 +336,12 @@ class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
         """Fail on the first gate that does not hold, or on a damage that nobody noticed.
 
         Raises:
-            ParityError: naming it.
+            ParityError: naming it, and saying how many there are of its kind.
         """
         for records in (self.measurements, self.islands, self.self_test):
             failed = [record for record in records if not record.passed]
             if failed:
-                raise failed[0].failure(f"{len(failed)} of {len(records)}")
+                raise failed[0]._failure(f"{len(failed)} of {len(records)}")
 
 
 # In the order of the proof's fields.

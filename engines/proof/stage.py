@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
@@ -16,7 +20,6 @@ from engines.proof.gates import (
     NEAR_TIE_HALF,
     precision_limit,
 )
-from engines.proof.graphs import rounding_off, scratch
 from engines.proof.loop import loop_questions
 from engines.proof.questions import Question
 from engines.proof.records import Measurement
@@ -24,14 +27,17 @@ from engines.proof.subject import ALL, Case, Subject, against, pooled
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
+from export.passes.dequantise import dequantise
+from export.passes.widen import widen
 from export.stages import stage
+from ldlm import files
 
 
 def prove(subject: Subject) -> Iterator[Measurement]:
     """All questions about one subject, which has cases."""
     if not subject.precision.is_float32:
         yield from _formula(subject)
-    outputs = subject.outputs(subject.runner())
+    outputs = subject.outputs(subject.runner(subject.spec.name))
     if subject.precision.is_float32:
         yield from subject.exact(Question.GRAPH, outputs)
     else:
@@ -42,8 +48,7 @@ def prove(subject: Subject) -> Iterator[Measurement]:
 
 def _formula(subject: Subject) -> Iterator[Measurement]:
     reference = subject.unrounded()
-    with scratch() as folder:
-        path = rounding_off(subject.paths[subject.spec.name], folder / "wide.onnx")
+    with rounding_off(ir.load(subject.paths[subject.spec.name])) as path:
         wide = OrtStage(path, subject.spec, subject.model.config)
         for case, arrays in subject.inputs.items():
             distance = against(wide(*arrays), reference(*arrays))
@@ -58,7 +63,8 @@ def _rounding(subject: Subject, outputs: Mapping[Case, Array]) -> Iterator[Measu
     yield subject.measurement(Question.GRAPH, ALL, distance, AGREEMENT_RATIO * error)
     yield subject.pooled(Question.PRECISION, outputs, limit)
     if subject.also_in_ort:
-        yield subject.pooled(Question.FILE, subject.outputs(subject.in_ort()), limit)
+        loaded = subject.outputs(subject.in_ort(subject.spec.name))
+        yield subject.pooled(Question.FILE, loaded, limit)
 
 
 def _tokens(subject: Subject, logits: Mapping[Case, Array]) -> Iterator[Measurement]:
@@ -96,3 +102,25 @@ def other_choice(subject: Subject, case: Case, ids: Array) -> NDArray[np.bool_]:
     chosen = np.take_along_axis(expected, ids[..., None], axis=-1)[..., 0]
     different: NDArray[np.bool_] = ~(expected.max(axis=-1) - chosen <= tie)
     return different
+
+
+@contextlib.contextmanager
+def rounding_off(graph: ir.Model) -> Iterator[Path]:
+    """A file, for a while, in which every tensor is float32; weights keep their rounded values.
+
+    Args:
+        graph: changed in place.
+
+    Raises:
+        DiskSpaceError: the disk is full.
+    """
+    widen(graph)
+    dequantise(graph)
+    constants = (value.const_value for value in graph.graph.initializers.values())
+    size = sum(constant.nbytes for constant in constants if constant is not None)
+    with files.staging_folder(Path(tempfile.gettempdir())) as folder:
+        path = folder / "wide.onnx"
+        files.require_space(path, size + (1 << 20))
+        with files.disk_errors(path):
+            ir.save(graph, path, external_data=f"{path.name}.data")
+        yield path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,6 @@ from torch import nn
 from engines.proof.baseline import torchs_own
 from engines.proof.compare import Comparison, compare
 from engines.proof.gates import FLOAT64_RATIO, FORMULA_L2
-from engines.proof.graphs import scratch
 from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.questions import Question
 from engines.proof.records import Checkpoint, Distances, Measurement
@@ -29,6 +29,7 @@ from engines.runtime.torch import TorchStage
 from export.exporter import export_stage
 from export.precision import Precision, apply, without_rounding
 from export.stages import MAX_BATCH, StageSpec, stage
+from ldlm import files
 from ldlm.model import LDLM
 
 Case = tuple[int, int]
@@ -71,12 +72,12 @@ class Subject:
 
     @contextlib.contextmanager
     def exported(self, parent: Path | None = None) -> Iterator[Subject]:
-        """The same on graphs that are exported now, and deleted at the end; see `scratch`.
+        """The same on graphs that stand for a while in `parent`, or where the system keeps such.
 
         Raises:
             ExportError, DiskSpaceError: as the export.
         """
-        with scratch(parent) as folder:
+        with files.staging_folder(parent or Path(tempfile.gettempdir())) as folder:
             graphs = export_stage(self.model, self.spec.name, self.precision, folder)
             yield replace(self, paths={graph.spec.name: graph.path for graph in graphs})
 
@@ -138,14 +139,12 @@ class Subject:
         """Float32 PyTorch on the weights that the policy has rounded."""
         return TorchStage(self.model, self.spec, without_rounding(self.lowered))
 
-    def in_ort(self, name: str | None = None) -> OrtStage:
-        """The graph of a stage of the component, by default of this one, in ONNX Runtime."""
-        name = name or self.spec.name
+    def in_ort(self, name: str) -> OrtStage:
+        """The graph of a stage of the component in ONNX Runtime."""
         return OrtStage(self.paths[name], stage(name), self.model.config)
 
-    def runner(self, name: str | None = None) -> EvaluatorStage | OrtStage:
-        """The graph where its precision shows: a half one in the evaluator, see `in_ort`."""
-        name = name or self.spec.name
+    def runner(self, name: str) -> EvaluatorStage | OrtStage:
+        """The same where its precision shows: a half one in the evaluator."""
         if not self.precision.is_half:
             return self.in_ort(name)
         return EvaluatorStage(self.paths[name], stage(name), self.model.config)
@@ -156,19 +155,14 @@ class Subject:
         return self.precision.is_half and self.precision.runs_on("ort")
 
     def measurement(
-        self,
-        question: Question,
-        case: Case,
-        found: float | Comparison,
-        limit: float,
-        tensor: str | None = None,
+        self, question: Question, case: Case, found: float | Comparison, limit: float
     ) -> Measurement:
-        """What was found about this subject, or about an intermediate of it."""
-        where = (self.spec.name, str(self.precision), self.checkpoint)
+        """What was found about this subject."""
+        where = (self.spec.name, str(self.precision), self.checkpoint, question)
         if not isinstance(found, Comparison):
-            return Measurement(*where, question, *case, found, limit, None, tensor)
+            return Measurement(*where, *case, found, limit)
         detail = Distances(**dataclasses.asdict(found))
-        return Measurement(*where, question, *case, found.relative_l2, limit, detail, tensor)
+        return Measurement(*where, *case, found.relative_l2, limit, detail)
 
     def exact(self, question: Question, got: Mapping[Case, Array]) -> Iterator[Measurement]:
         """Every case, held to what is expected as closely as float32 agrees."""

@@ -15,14 +15,13 @@ import torch
 
 from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
-from engines.proof.graphs import save_graph, scratch
 from engines.proof.questions import Question
 from engines.proof.records import Measurement, TapReport
+from engines.proof.stage import rounding_off
 from engines.proof.subject import Subject, against
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array, named
 from export.equations import tapped, tapped_graph
-from export.passes.widen import widen
 from export.stages import StageSpec
 from ldlm.errors import GraphCheckError
 
@@ -30,63 +29,51 @@ CASE = (2, 17)
 
 
 def look(subject: Subject) -> Iterator[TapReport | Measurement]:
-    """Compare every tap of a stage; a file with other operators gives a report that fails.
-
-    The report on the formula comes with its gate: no equation may differ. Rounding has none.
-
-    Args:
-        subject: the traced stage of a component.
+    """Compare every tap of a traced stage; a file with other operators gives a report that fails.
 
     Raises:
         DiskSpaceError: the disk is full.
     """
     subject = subject.at(CASE)
-    spec, config = subject.spec, subject.model.config
+    spec, config, precision = subject.spec, subject.model.config, subject.precision
+    ((case, inputs),) = subject.inputs.items()
     try:
         graph, outputs = tapped_graph(subject.paths[spec.name], subject.lowered, spec, config)
     except GraphCheckError as error:
         first = f"{error.details['tensor']}: {error.details.get('got', 'nothing')}"
-        yield _report(subject, "formula", {}, first)
-        yield _gate(subject, {}, first)
+        yield from _gated(TapReport(spec.name, str(precision), "formula", case, {}, first))
         return
-    (inputs,) = subject.inputs.values()
-    feeds = named(spec, inputs)
 
-    def errors(got: Mapping[str, Array], reference: torch.nn.Module) -> dict[str, float]:
+    def report(
+        about: Literal["formula", "rounding"],
+        got: Mapping[str, Array],
+        reference: torch.nn.Module,
+        floor: float,
+    ) -> TapReport:
         taps = torch_taps(reference, spec, inputs).items()
-        return {tap: against(got[outputs[tap]], array).relative_l2 for tap, array in taps}
+        errors = {tap: against(got[outputs[tap]], array).relative_l2 for tap, array in taps}
+        first = first_to_stand_out(errors, floor)
+        return TapReport(spec.name, str(precision), about, case, errors, first)
 
-    others = []
-    if not subject.precision.is_float32:
-        rounding = errors(Evaluator(graph.graph).run(feeds), spec.torch(subject.model))
-        eps = torch.finfo(getattr(torch, subject.precision.products)).eps
-        first_lost = first_to_stand_out(rounding, eps)
-        others.append(_report(subject, "rounding", rounding, first_lost))
-        widen(graph)
-    with scratch() as folder:
-        wide = OrtStage(save_graph(graph, folder / "taps.onnx"), spec, config)
-        formula = errors(wide.run(feeds, list(outputs.values())), subject.unrounded().module)
-    first_other = first_to_stand_out(formula, FORMULA_L2 / STANDS_OUT)
-    yield _report(subject, "formula", formula, first_other)
-    yield _gate(subject, formula, first_other)
-    yield from others
+    reports, feeds = [], named(spec, inputs)
+    if not precision.is_float32:
+        rounded = Evaluator(graph.graph).run(feeds)
+        eps = torch.finfo(getattr(torch, precision.products)).eps
+        reports.append(report("rounding", rounded, spec.torch(subject.model), eps))
+    with rounding_off(graph) as path:
+        wide = OrtStage(path, spec, config).run(feeds, list(outputs.values()))
+    module = subject.unrounded().module
+    yield from _gated(report("formula", wide, module, FORMULA_L2 / STANDS_OUT))
+    yield from reports
 
 
-def _report(
-    subject: Subject,
-    about: Literal["formula", "rounding"],
-    errors: Mapping[str, float],
-    first: str | None,
-) -> TapReport:
-    (case,) = subject.cases
-    return TapReport(subject.spec.name, str(subject.precision), about, case, errors, first)
-
-
-def _gate(subject: Subject, errors: Mapping[str, float], first: str | None) -> Measurement:
-    (case,) = subject.cases
-    worst = first or max(errors, key=errors.__getitem__)
-    distance = errors.get(worst, math.inf)
-    return subject.measurement(Question.TAPS, case, distance, FORMULA_L2, tensor=worst)
+def _gated(report: TapReport) -> Iterator[TapReport | Measurement]:
+    """A report on the formula, and its gate: no equation may differ."""
+    yield report
+    errors = {tap: math.inf if e is None else e for tap, e in report.errors.items()}
+    name = report.first or max(errors, key=errors.__getitem__)
+    found = (Question.TAPS, *report.case, report.errors.get(name), FORMULA_L2)
+    yield Measurement(report.stage, report.precision, "given", *found, tensor=name)
 
 
 def torch_taps(

@@ -20,7 +20,7 @@ from engines.proof.records import (
     counted,
     number,
 )
-from engines.show.table import BAD, GOOD, Cell, grouped, marked, pivot, table
+from engines.show.table import BAD, GOOD, Cell, Cells, grouped, marked, pivot, table
 from export.equations import TAPS, Tap
 from export.precision import ISLANDS, Precision
 from export.stages import components, stage
@@ -42,7 +42,9 @@ def tables(proof: Proof) -> Iterator[Table]:
 
 def parity_table(proof: Proof) -> Table:
     """Every question per stage and precision: its worst case and the verdict."""
-    groups = grouped(proof.measurements, _asked)
+    groups = grouped(
+        proof.measurements, lambda m: (m.stage, m.precision, m.checkpoint, m.question.value)
+    )
     questions = dict.fromkeys(found.question for found in proof.measurements)
     return table(
         "Parity against PyTorch",
@@ -52,10 +54,6 @@ def parity_table(proof: Proof) -> Table:
         "\n".join(f"{question}: {question.text}" for question in questions),
         dense=True,
     )  # fmt: skip # the items of a row belong together
-
-
-def _asked(found: Measurement) -> tuple[str, ...]:
-    return found.stage, found.precision, found.checkpoint, found.question
 
 
 def _worst_case(group: Sequence[Measurement]) -> Iterator[Cell]:
@@ -78,11 +76,9 @@ def islands_table(proof: Proof) -> Table:
         wrong = "" if record.passed else f" FAIL: not {record.expected}"
         return Text.assemble(counted(record.found), (wrong, BAD))
 
-    return pivot(
-        "Islands, from the ONNX file and from TensorRT's network of it",
-        ("stage", "source", "layer"),
-        {(r.stage, r.source, r.what, r.precision): cell(r) for r in proof.islands},
-    )
+    title = "Islands, from the ONNX file and from TensorRT's network of it"
+    found: Cells = {(r.stage, r.source, r.what, r.precision): cell(r) for r in proof.islands}
+    return pivot(title, ("stage", "source", "layer"), found)
 
 
 def self_test_table(proof: Proof) -> Table:
@@ -92,27 +88,23 @@ def self_test_table(proof: Proof) -> Table:
         noticed = ", ".join(outcome.noticed_by) or "nobody"
         return noticed if outcome.passed else Text(noticed.upper(), BAD)
 
-    return pivot(
-        "Would we notice? Damaged graphs, and the questions that noticed",
-        ("stage", "damage"),
-        {(o.stage, o.damage, o.precision): cell(o) for o in proof.self_test},
-    )
+    title = "Would we notice? Damaged graphs, and the questions that noticed"
+    found: Cells = {(o.stage, o.damage, o.precision): cell(o) for o in proof.self_test}
+    return pivot(title, ("stage", "damage"), found)
 
 
 def drift_table(proof: Proof) -> Table:
     """How far each precision's sampler is from the reference, at ten steps along the way."""
     steps = max(len(curve.errors) for curve in proof.drift)
     shown = sorted({round(i * (steps - 1) / 9) for i in range(10)})
-    return pivot(
-        "The sampler's drift: relative L2 of x0_hat from float32 PyTorch, by step",
-        ("precision",),
-        {
-            (curve.precision, f">{step + 1}"): number(curve.errors[step])
-            for curve in proof.drift
-            for step in shown
-            if step < len(curve.errors)
-        },
-    )
+    title = "The sampler's drift: relative L2 of x0_hat from float32 PyTorch, by step"
+    found: Cells = {
+        (curve.precision, f">{step + 1}"): number(curve.errors[step])
+        for curve in proof.drift
+        for step in shown
+        if step < len(curve.errors)
+    }
+    return pivot(title, ("precision",), found)
 
 
 def taps_table(report: TapReport) -> Table:
@@ -124,23 +116,17 @@ def taps_table(report: TapReport) -> Table:
         finding = f"first at {first}: more than {STANDS_OUT:.0f} times all before it"
         finding = finding if errors else f"the file has other operators: {first}"
 
-    def row(tap: Tap, *names: str) -> tuple[Cell, ...]:
-        """Of an equation, which has these names; "" leaves a cell out."""
-        shown = (
-            number(errors[name], 1) if name in errors else "-" if name else "" for name in names
-        )
-        cells = (marked(text, good=name != first) for text, name in zip(shown, names, strict=True))
-        return (tap.name, tap.equation, *cells)
+    def cell(name: str) -> Cell:
+        return marked(number(errors[name], 1) if name in errors else "-", good=name != first)
 
     taps = TAPS[stage(report.stage).component]
+    rows: list[tuple[Tap, list[Cell]]] = [(tap, [cell(tap.name)]) for tap in taps.before]
+    rows += [(tap, ["", *(cell(f"{b}.{tap.name}") for b in blocks)]) for tap in taps.block]
+    rows += [(tap, [cell(tap.name)]) for tap in taps.after]
     return table(
         f"Taps: {report.stage} {report.precision}, {report.about}",
         ("tap", "equation", ">once", *(f">{block}" for block in blocks)),
-        [
-            *(row(tap, tap.name) for tap in taps.before),
-            *(row(tap, "", *(f"{b}.{tap.name}" for b in blocks)) for tap in taps.block),
-            *(row(tap, tap.name) for tap in taps.after),
-        ],
+        [(tap.name, tap.equation, *cells) for tap, cells in rows],
         Text.assemble("relative L2 from PyTorch; ", marked(finding, good=first is None)),
         dense=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from rich import box
@@ -12,6 +12,8 @@ from rich.text import Text
 
 BAD, GOOD, WARNING = "red", "green", "yellow"
 Cell = str | Text
+# Cells of a pivot, by what stands before them in the row and, last, the name of their column.
+Cells = dict[tuple[str, ...], Cell]
 # Between two rows of a table: a rule.
 RULE: tuple[Cell, ...] = ()
 
@@ -43,13 +45,11 @@ def table(
         padding=(0, 0, 0, 1) if dense else (0, 1),
     )
     for name in columns:
-        numeric = name.startswith(">")
-        made.add_column(
-            Text(name.removeprefix(">")),
-            justify="right" if numeric else "left",
-            no_wrap=numeric,
-            overflow="fold",
-        )
+        header = Text(name.removeprefix(">"))
+        if name.startswith(">"):
+            made.add_column(header, justify="right", no_wrap=True, overflow="fold")
+        else:
+            made.add_column(header, overflow="fold")
     for row in rows:
         if row == RULE:
             made.add_section()
@@ -61,18 +61,11 @@ def table(
 def pivot(
     title: str,
     names: Sequence[str],
-    found: Mapping[tuple[str, ...], Cell],
+    found: Cells,
     columns: Sequence[str] = (),
     caption: Cell = "",
 ) -> Table:
-    """A table with a row for what stands first in the keys, and columns for their last parts.
-
-    Args:
-        title, caption: see `table`.
-        names: of the columns for what stands first.
-        found: the other cells.
-        columns: the last parts, in order; default: in the order in which they come.
-    """
+    """A table of cells by row and column; the columns are in their own order if none is given."""
     others = columns or list(dict.fromkeys(key[-1] for key in found))
     starts = dict.fromkeys(key[:-1] for key in found)
     rows = [(*start, *(found.get((*start, other), "-") for other in others)) for start in starts]
@@ -87,6 +80,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
-def marked(text: str, *, good: bool, otherwise: str = BAD) -> Text:
+def marked(text: str, *, good: bool) -> Text:
     """A text that stands out where something is not good."""
-    return Text(text, "" if good else otherwise)
+    return Text(text, "" if good else BAD)

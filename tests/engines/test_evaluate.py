@@ -12,7 +12,7 @@ from engines.cli import main
 from engines.quality.evaluate import JUDGED, _before_end, runs_of
 from engines.quality.judge import load_judge
 from engines.quality.records import Share, read
-from engines.show.quality import quality_table
+from engines.show.findings import quality_table
 from ldlm.errors import ConfigError
 
 JUDGE = """

@@ -13,10 +13,10 @@ import onnx_ir as ir
 from engines.proof import islands
 from engines.proof.compare import compare
 from engines.proof.gates import FORMULA_L2
-from engines.proof.graphs import rounding_off, scratch
 from engines.proof.questions import Question
 from engines.proof.records import UNDAMAGED, Outcome
 from engines.proof.sabotage.damages import DAMAGES, Damage
+from engines.proof.stage import rounding_off
 from engines.proof.subject import Subject
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
@@ -55,8 +55,7 @@ def _of_stage(subject: Subject) -> Iterator[Outcome]:
     damages = [damage for damage in DAMAGES if damage.stage == name]
     # Damaged graphs stand beside the weights they read, under a name that is swept up.
     beside = path.with_name(f"{files.PARTIAL}{os.getpid()}-{path.name}")
-    with scratch() as folder:
-        wide = rounding_off(path, folder / "wide.onnx")
+    with rounding_off(ir.load(path)) as wide:
         try:
             for damage in (Damage(UNDAMAGED, name, lambda _: None), *damages):
                 noticed = tuple(_noticed(subject, damage, beside, wide, expected))
