@@ -53,7 +53,7 @@ def command(
         seed=seed,
     ).of(config)
     from engines.proof.saved import write_json
-    from engines.quality.evaluate import evaluate, report
+    from engines.quality.evaluate import evaluate
     from engines.quality.judge import load_judge
     from engines.show.findings import quality_table
 
@@ -61,10 +61,9 @@ def command(
     folders.require_origin(manifest, checkpoint)
     verdict = load_judge(judge)
     with measured("evaluate") as run, steps() as progress:
-        rows = evaluate(
+        document = evaluate(
             folder, manifest, checkpoint, chosen, request, verdict, progress, names(runtime)
         )
-    document = report(manifest, rows, request)
     if as_json:
         out.print_json(msgspec.json.encode(document).decode())
     else:
