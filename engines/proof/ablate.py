@@ -18,18 +18,14 @@ def ablate(subject: Subject) -> Iterator[Ablation]:
         subject: in a half precision; of any other there is nothing to say.
 
     Raises:
-        ExportError, DiskSpaceError: as the export.
+        ExportError, DiskSpaceError: as `Subject.exported`.
     """
     if not subject.precision.is_half:
         return
-    component = subject.spec.component
-    islands = subject.precision.islands(component)
+    islands = subject.precision.islands(subject.spec.component)
     for whole in (subject.at(CASE), subject.stressed().at(CASE)):
         for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
-            without = " ".join(off) or "nothing"
-            subject.progress(
-                f"{component} {whole.precision}, {whole.checkpoint} checkpoint, without {without}"
-            )
+            whole.tell(f"{whole.checkpoint} checkpoint, without {' '.join(off) or 'nothing'}")
             with replace(whole, precision=whole.precision.without(off)).exported() as experiment:
                 outputs = whole.outputs(experiment.runner(whole.spec.name))
             yield Ablation(

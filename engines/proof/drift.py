@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -15,15 +14,14 @@ from engines.proof.records import Drift, Measurement
 from engines.proof.subject import Subject
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
-from export.precision import Precision
 from export.stages import SAMPLED, stage
 from ldlm.config import LDLMConfig
-from ldlm.model import LDLM
 from ldlm.sampler import DenoiserLoop, Run, SampleRequest, Stages
 
 # Texts that are sampled. Where the choice of a token tips over in one of them, any difference grows
 # by a factor of hundreds, ours or PyTorch's: a mean over steps and texts then compares luck.
 TEXTS = 4
+LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -34,63 +32,44 @@ class Trace:
     tokens: Array
 
 
-def drift(
-    model: LDLM,
-    graphs: Mapping[str, Mapping[str, Path]],
-    *,
-    steps: int,
-    length: int,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Iterator[Measurement | Drift]:
-    """Sample texts per precision with the noise of seed 0, and compare with float32 PyTorch.
+def drift(subject: Subject, steps: int, length: int = LENGTH) -> Iterator[Measurement | Drift]:
+    """Sample texts with the noise of seed 0, and compare with float32 PyTorch.
 
     Half precisions run in the evaluator, others in ONNX Runtime. All but float32 are held to what
     PyTorch's own means make of the same noise; see `engines.proof.baseline`.
 
     Args:
-        model: the checkpoint, float32.
-        graphs: of the stages of `SAMPLED`, by precision and by name.
-        steps, length: of the sampler.
-        progress: told what is being done.
+        subject: with the graphs of all stages in `SAMPLED`.
+        steps, length: of the sampler; fewer tokens where the model has no positions for them.
 
     Returns:
-        Of each precision: DRIFT (float32: the root mean square over the steps of the estimates'
-        relative L2; others: its median over all steps, texts and positions), DRIFT_TOKENS (the
-        share of tokens that differ; all but float32's held to PyTorch's share), and the relative
-        L2 at every step.
+        DRIFT (float32: the root mean square over the steps of the estimates' relative L2;
+        others: its median over all steps, texts and positions), DRIFT_TOKENS (the share of
+        tokens that differ; all but float32's held to PyTorch's share), and the relative L2 at
+        every step.
     """
+    model, precision = subject.model, subject.precision
+    length = min(length, model.config.n_positions)
     request = SampleRequest(length=length, samples=TEXTS, batch_size=TEXTS, steps=steps)
-    progress("sampler: reference")
-    reference = _run(model.config, [TorchStage(model, stage(s)) for s in SAMPLED], request)
-    for name, paths in graphs.items():
-        progress(f"sampler: {name}")
-        precision = Precision.of(name)
-        parts = [Subject(model, stage(sampled), precision, paths) for sampled in SAMPLED]
-        limit, allowed = _limits(parts, request, reference)
-        runners = [part.runner(part.spec.name) for part in parts]
-        run = _run(model.config, runners, request, precision.is_integer)
-        curve = _relative(run, reference).tolist()
-        over_steps = float(np.sqrt(np.mean(np.square(curve))))
-        distance = over_steps if precision.is_float32 else typical(run, reference)
-        case = (TEXTS, length)
-        yield Measurement(SAMPLER, name, "given", Question.DRIFT, *case, distance, limit)
-        differ = _differ(run, reference)
-        yield Measurement(SAMPLER, name, "given", Question.DRIFT_TOKENS, *case, differ, allowed)
-        yield Drift(name, tuple(curve))
-
-
-def _limits(
-    parts: Sequence[Subject], request: SampleRequest, reference: Trace
-) -> tuple[float, float]:
-    """Of DRIFT and DRIFT_TOKENS."""
-    model, precision = parts[0].model, parts[0].precision
+    specs = [stage(name) for name in SAMPLED]
+    reference = _run(model.config, [TorchStage(model, spec) for spec in specs], request)
+    runners = [subject.runner(spec.name) for spec in specs]
+    run = _run(model.config, runners, request, precision.is_integer)
+    curve = _relative(run, reference).tolist()
+    differ = float(np.mean(run.tokens != reference.tokens))
     if precision.is_float32:
-        return DRIFT_FLOAT32, 0.0
-    own = [torchs_own(model, part.spec, precision) for part in parts]
-    peer = _run(model.config, own, request)
-    # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
-    allowed = _differ(peer, reference) + TEXTS / peer.tokens.size
-    return precision_limit(typical(peer, reference)), allowed
+        distance, limit, allowed = float(np.sqrt(np.mean(np.square(curve)))), DRIFT_FLOAT32, 0.0
+    else:
+        own = [torchs_own(model, spec, precision) for spec in specs]
+        baseline = _run(model.config, own, request)
+        distance, limit = typical(run, reference), precision_limit(typical(baseline, reference))
+        # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
+        share = float(np.mean(baseline.tokens != reference.tokens))
+        allowed = share + TEXTS / reference.tokens.size
+    where = (SAMPLER, str(precision), subject.checkpoint)
+    yield Measurement(*where, Question.DRIFT, TEXTS, length, distance, limit)
+    yield Measurement(*where, Question.DRIFT_TOKENS, TEXTS, length, differ, allowed)
+    yield Drift(str(precision), tuple(curve))
 
 
 def _run(
@@ -105,11 +84,6 @@ def _run(
     steps = run.total // (request.samples if one_at_a_time else 1)
     estimates = [np.concatenate(batches[number::steps]) for number in range(steps)]
     return Trace(estimates, run.token_ids[0])
-
-
-def _differ(run: Trace, reference: Trace) -> float:
-    """The share of tokens that differ."""
-    return float(np.mean(run.tokens != reference.tokens))
 
 
 def typical(run: Trace, reference: Trace) -> float:

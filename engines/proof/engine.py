@@ -40,7 +40,7 @@ def engine_questions(
         EngineRunError, StageInputError: it cannot be run.
     """
     names = compiled(subject.spec.component)
-    subject.progress(f"{subject.spec.component} {subject.precision}, engine")
+    subject.tell("engine")
     with contextlib.ExitStack() as closing:
         engines = [
             closing.enter_context(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -95,10 +96,9 @@ class ProofOptions:
         Raises:
             ConfigError: something that a precision is not for is asked of it.
         """
-        wanted = [Precision.of(name) for name in precisions]
-        for precision in wanted:
-            self._require_fit(precision)
-        if self.ablate and not any(precision.is_half for precision in wanted):
+        for name in precisions:
+            self._require_fit(Precision.of(name))
+        if self.ablate and not any(Precision.of(name).is_half for name in precisions):
             raise ConfigError(
                 "there is no half precision to ablate",
                 expected="fp16 or bf16",
@@ -108,24 +108,19 @@ class ProofOptions:
 
     def fits(self, name: str) -> bool:
         """Whether all of this can be asked of a precision."""
-        try:
+        with contextlib.suppress(ConfigError):
             self._require_fit(Precision.of(name))
-        except ConfigError:
-            return False
-        return True
+            return True
+        return False
 
     def _require_fit(self, precision: Precision) -> None:
         if self.taps:
             precision.require_floats("the taps are")
         if self.self_test:
             precision.require_floats("the self-test is")
-        if self.self_test and precision.is_experiment:
-            # What a damage would turn to half may be half there.
-            raise ConfigError(
-                "the self-test is for the policies, not for an experiment",
-                expected=" or ".join(POLICIES),
-                got=precision.name,
-            )
+            if precision.is_experiment:  # what a damage would turn to half may be half
+                problem = "the self-test is for the policies, not for an experiment"
+                raise ConfigError(problem, expected=" or ".join(POLICIES), got=precision.name)
         if self.runtime:
             precision.require(self.runtime)
 

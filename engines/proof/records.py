@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -45,11 +45,8 @@ Checkpoint = Literal["given", "stress"]
 Source = Literal["onnx", "tensorrt"]
 
 
-class Key(NamedTuple):
-    """What a record belongs to: a component, or SAMPLER, in a precision."""
-
-    precision: str
-    component: str
+# What a record belongs to: a precision, and a component or SAMPLER.
+Key = tuple[str, str]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +61,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """(precision, component) that it belongs to."""
         name: str = getattr(self, "stage", SAMPLER)
         component = name if name == SAMPLER else stage(name).component
-        return Key(getattr(self, "precision", ""), component)
+        return getattr(self, "precision", ""), component
 
 
 class Gated(Record, frozen=True, kw_only=True):
@@ -273,7 +270,7 @@ class Scope(Record, frozen=True):
     @property
     def key(self) -> Key:
         """(precision, component)."""
-        return Key(self.precision, self.component)
+        return self.precision, self.component
 
 
 class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
@@ -305,10 +302,6 @@ class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
         """Measurements whose gate does not hold."""
         return [found for found in self.measurements if not found.passed]
 
-    def scope(self, precision: str, component: str) -> Scope | None:
-        """What was proved of a component, or of SAMPLER, in a precision."""
-        return next((s for s in self.scopes if s.key == (precision, component)), None)
-
     def records(self) -> Iterator[Record]:
         """All records, by kind."""
         for name in self.__struct_fields__:
@@ -323,7 +316,7 @@ class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
             kinds[type(record)].append(record)
         return cls(*map(tuple, kinds.values()))
 
-    def only(self, keys: Collection[tuple[str, str]]) -> Proof:
+    def only(self, keys: Collection[Key]) -> Proof:
         """The records of these (precision, component)."""
         return Proof.of(record for record in self.records() if record.key in keys)
 

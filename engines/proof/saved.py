@@ -67,12 +67,7 @@ def save(folder: Path, manifest: Manifest, new: Proof) -> Proof:
 
 def current(proof: Proof, manifest: Manifest) -> Proof:
     """Of a proof, what speaks of the present graphs."""
-    return proof.only({scope.key for scope in proof.scopes if is_current(scope, manifest)})
-
-
-def is_current(scope: Scope, manifest: Manifest) -> bool:
-    """Whether it speaks of the present graphs."""
-    return scope.graphs == identities(manifest, scope.precision, scope.component)
+    return proof.only({s.key for s in proof.scopes if s.graphs == identities(manifest, *s.key)})
 
 
 def identity(entry: GraphEntry) -> str:
@@ -113,17 +108,17 @@ def reasons(
     if options.runtime:
         return ("engines are compared whenever it is asked",)
     proof = saved.content or Proof()
-    before = {name: proof.scope(precision, name) for name in options.components(stages)}
-    if not any(before.values()):
+    scopes = {scope.key: scope for scope in proof.scopes}
+    keys = [(precision, component) for component in options.components(stages)]
+    if not any(key in scopes for key in keys):
         return (saved.problem or "not verified yet",)
-    for component, scope in before.items():
-        if scope is None:
-            return (f"not verified yet: {component}",)
-        present = scope_of(manifest, precision, component, options)
-        if changed := ingredients.changes(scope.made_from, present.made_from):
+    for key in keys:
+        if key not in scopes:
+            return (f"not verified yet: {key[1]}",)
+        before, present = scopes[key], scope_of(manifest, *key, options)
+        if changed := ingredients.changes(before.made_from, present.made_from):
             return changed
-        if missing := [name for name in present.asked if name not in scope.asked]:
+        if missing := [name for name in present.asked if name not in before.asked]:
             return (f"not asked yet: {', '.join(missing)}",)
-    failed = [record for record in proof.gated() if not record.passed]
-    again = any(r.key.precision == precision and r.key.component in before for r in failed)
-    return ("a gate failed the last time",) if again else ()
+    passed = all(record.passed for record in proof.only(keys).gated())
+    return () if passed else ("a gate failed the last time",)

@@ -61,6 +61,10 @@ class Subject:
     cases: tuple[Case, ...] = ()
     progress: Callable[[str], None] = lambda _: None
 
+    def tell(self, what: str) -> None:
+        """Say what is being done with it."""
+        self.progress(f"{self.spec.component} {self.precision}, {what}")
+
     def at(self, *cases: Case, largest: int = MAX_BATCH) -> Subject:
         """The same with these inputs, where the model has positions for them; see `clamped`."""
         possible = (clamped(case, self.model.config, largest) for case in cases)

@@ -34,6 +34,7 @@ def look(subject: Subject) -> Iterator[TapReport | Measurement]:
     Raises:
         DiskSpaceError: the disk is full.
     """
+    subject.tell("taps")
     subject = subject.at(CASE)
     spec, config, precision = subject.spec, subject.model.config, subject.precision
     ((case, inputs),) = subject.inputs.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from engines.artifacts.manifest import Manifest
@@ -12,13 +11,13 @@ from engines.proof.ablate import ablate
 from engines.proof.drift import drift
 from engines.proof.gates import CASES
 from engines.proof.questions import NOTHING_MORE, SAMPLER, ProofOptions
-from engines.proof.records import Measurement, Proof, Record, Scope
+from engines.proof.records import Measurement, Proof, Record
 from engines.proof.sabotage.selftest import self_test
 from engines.proof.saved import scope_of
 from engines.proof.stage import prove
 from engines.proof.subject import Case, Subject
 from export.precision import Precision
-from export.stages import compared, components, stage
+from export.stages import SAMPLED, compared, components, stage
 from ldlm.model import LDLM
 from ldlm.sampler import SampleRequest
 from ldlm.schedule import TangentSchedule
@@ -27,8 +26,6 @@ from ldlm.solvers import step_table
 # Stress weights need graphs of their own. Large scores make single tokens noisy: the longest case
 # is there for its number of tokens.
 STRESS_CASES: tuple[Case, ...] = ((1, 17), (3, 128))
-
-SAMPLER_LENGTH = 16
 
 
 def verify(
@@ -63,15 +60,44 @@ def verify(
     if SAMPLER in chosen:
         schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
         step_table(SampleRequest.solver, schedule, schedule.grid(options.sampler_steps))
-    asked = _Asked(folder, manifest, model, progress, options)
     records: list[Record] = []
     for component in chosen:
-        if component == SAMPLER:
-            records += asked.of_sampler(precisions)
-            continue
         for name in precisions:
-            records += asked.of_component(component, name)
+            scope = scope_of(manifest, name, component, options)
+            paths = {s: manifest.graph(name, s).verified(folder) for s in scope.graphs}
+            spec = stage(SAMPLED[0]) if component == SAMPLER else compared(component)
+            subject = Subject(model, spec, Precision.of(name), paths, progress=progress)
+            progress(f"{component} {name}")
+            records.append(scope)
+            if component == SAMPLER:
+                records += drift(subject, options.sampler_steps)
+            else:
+                records += _component(subject, folder, manifest, options)
     return Proof.of(records)
+
+
+def _component(
+    subject: Subject, folder: Path, manifest: Manifest, options: ProofOptions
+) -> Iterator[Record]:
+    """All that is asked of a component in a precision."""
+    yield from prove(subject.at(*CASES))
+    for name, path in subject.paths.items():
+        yield from islands.look(path, stage(name), subject.precision)
+    if options.stress:
+        yield from stress(subject, folder)
+    if options.taps:
+        yield from taps.look(subject)
+    if options.self_test:
+        yield from self_test(subject)
+    if options.runtime:
+        from engines.proof.engine import engine_questions
+        from engines.runtime.trt import TrtRuntime
+
+        # Engines are built for a batch of 8 unless asked otherwise; the cases' own are below that.
+        subject = subject.at(*CASES, largest=max(batch for batch, _ in CASES))
+        yield from engine_questions(subject, folder, manifest, TrtRuntime(options.runtime))
+    if options.ablate:
+        yield from ablate(subject)
 
 
 def stress(subject: Subject, folder: Path) -> Iterator[Measurement]:
@@ -80,64 +106,6 @@ def stress(subject: Subject, folder: Path) -> Iterator[Measurement]:
     Raises:
         ExportError, DiskSpaceError: as the export.
     """
-    subject.progress(f"{subject.spec.component} {subject.precision}, stress checkpoint")
+    subject.tell("stress checkpoint")
     with subject.stressed().exported(folder) as tough:
         yield from prove(tough.at(*STRESS_CASES))
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is asked, and of what; see `verify`."""
-
-    folder: Path
-    manifest: Manifest
-    model: LDLM
-    progress: Callable[[str], None]
-    options: ProofOptions
-
-    def of_component(self, component: str, name: str) -> Iterator[Record]:
-        """All that is found about a component in a precision."""
-        options, scope = self.options, self._scope(name, component)
-        yield scope
-        spec, precision, paths = compared(component), Precision.of(name), self._paths(scope)
-        subject = Subject(self.model, spec, precision, paths, progress=self.progress)
-        self.progress(f"{component} {name}")
-        yield from prove(subject.at(*CASES))
-        for part, path in subject.paths.items():
-            yield from islands.look(path, stage(part), precision)
-        if options.stress:
-            yield from stress(subject, self.folder)
-        if options.taps:
-            self.progress(f"{component} {name}, taps")
-            yield from taps.look(subject)
-        if options.self_test:
-            yield from self_test(subject)
-        if options.runtime:
-            from engines.proof.engine import engine_questions
-            from engines.runtime.trt import TrtRuntime
-
-            # Engines are built for a batch of 8 unless asked otherwise; the cases' are below that.
-            built = subject.at(*CASES, largest=max(batch for batch, _ in CASES))
-            runtime = TrtRuntime(options.runtime)
-            yield from engine_questions(built, self.folder, self.manifest, runtime)
-        if options.ablate:
-            yield from ablate(subject)
-
-    def of_sampler(self, precisions: Sequence[str]) -> Iterator[Record]:
-        """All that is found about the whole sampler in every precision."""
-        scopes = [self._scope(name, SAMPLER) for name in precisions]
-        yield from scopes
-        yield from drift(
-            self.model,
-            {scope.precision: self._paths(scope) for scope in scopes},
-            steps=self.options.sampler_steps,
-            length=min(SAMPLER_LENGTH, self.model.config.n_positions),
-            progress=self.progress,
-        )
-
-    def _scope(self, precision: str, component: str) -> Scope:
-        return scope_of(self.manifest, precision, component, self.options)
-
-    def _paths(self, scope: Scope) -> dict[str, Path]:
-        entries = {name: self.manifest.graph(scope.precision, name) for name in scope.graphs}
-        return {name: entry.verified(self.folder) for name, entry in entries.items()}

@@ -137,7 +137,8 @@ def test_an_error_as_large_as_the_signal_is_no_precision() -> None:
 
 def test_the_sampler_drifts_no_more_than_pytorchs(int8_artifacts: Path, small: LDLM) -> None:
     paths = {name: graph_path(int8_artifacts, "int8", name) for name in SAMPLED}
-    found = Proof.of(drift(small, {"int8": paths}, steps=40, length=8))
+    subject = Subject(small, compared("denoiser"), INT8, paths)
+    found = Proof.of(drift(subject, steps=40, length=8))
     assert {line.question for line in found.measurements} == {"drift", "drift tokens"}
     assert not found.failures()
     assert min(found.drift[0].errors) > 1e-4

@@ -264,11 +264,14 @@ def test_equal_greedy_tokens_do_not_hide_other_logits(
 
 @pytest.mark.long
 def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts: Path) -> None:
-    graphs = {
-        name: {sampled: graph_path(small_artifacts, name, sampled) for sampled in SAMPLED}
+    subjects = [
+        Subject(
+            small, stage("denoiser"), POLICIES[name],
+            {sampled: graph_path(small_artifacts, name, sampled) for sampled in SAMPLED},
+        )
         for name in ("fp32", "fp16")
-    }
-    found = Proof.of(drift(small, graphs, steps=1024, length=8))
+    ]  # fmt: skip # rows, as a table
+    found = Proof.of(record for each in subjects for record in drift(each, steps=1024, length=8))
     assert {line.question for line in found.measurements} == {"drift", "drift tokens"}
     assert not found.failures()
     errors = {curve.precision: curve.errors for curve in found.drift}

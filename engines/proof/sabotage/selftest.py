@@ -44,7 +44,7 @@ def self_test(subject: Subject) -> Iterator[Outcome]:
     """
     for name in dict.fromkeys(damage.stage for damage in DAMAGES):
         if name in subject.paths:
-            subject.progress(f"self-test {subject.precision} {name}")
+            subject.tell(f"self-test of {name}")
             yield from _of_stage(replace(subject, spec=stage(name)).at(CASE))
 
 
