@@ -11,7 +11,6 @@ from rich.text import Text
 from engines.proof.gates import AUTOCAST_RATIO, STANDS_OUT
 from engines.proof.questions import SAMPLER
 from engines.proof.records import (
-    Ablation,
     IslandRecord,
     Measurement,
     Outcome,
@@ -134,22 +133,19 @@ def taps_table(report: TapReport) -> Table:
 
 def ablation_table(proof: Proof) -> Table:
     """What each island buys: errors in units of autocast's."""
-
-    def variant(row: Ablation) -> str:
-        return "none" if not row.off else row.off[0] if len(row.off) == 1 else "all"
-
+    found: Cells = {}
+    for row in proof.ablation:
+        off = "none" if not row.off else row.off[0] if len(row.off) == 1 else "all"
+        key = (row.stage, row.checkpoint, row.precision, number(row.autocast), f">{off}")
+        found[key] = marked(f"{row.ratio:.3g}", good=bool(row.passed))
     return pivot(
         "Islands switched off: error against float32, in units of PyTorch autocast's",
         ("stage", "checkpoint", "precision", ">autocast"),
-        {
-            (row.stage, row.checkpoint, row.precision, number(row.autocast), f">{variant(row)}"):
-                marked(f"{row.ratio:.3g}", good=bool(row.passed))
-            for row in proof.ablation
-        },
+        found,
         [f">{name}" for name in ("none", *ISLANDS, "all")],
         f"each column is one island in half; the gate is {AUTOCAST_RATIO}; "
         "inf: the graph overflows",
-    )  # fmt: skip # the items of a row belong together
+    )
 
 
 def answers_table(proof: Proof) -> Table:

@@ -65,7 +65,7 @@ def pivot(
     columns: Sequence[str] = (),
     caption: Cell = "",
 ) -> Table:
-    """A table of cells by row and column; the columns are in their own order if none is given."""
+    """A table of cells; columns that are not given are those of the cells, as they come."""
     others = columns or list(dict.fromkeys(key[-1] for key in found))
     starts = dict.fromkeys(key[:-1] for key in found)
     rows = [(*start, *(found.get((*start, other), "-") for other in others)) for start in starts]

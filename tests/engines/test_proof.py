@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,12 @@ def private_artifacts(small_artifacts: Path, tmp_path_factory: pytest.TempPathFa
     """A copy: the proof's temporary files must not show in what other workers list."""
     folder = tmp_path_factory.mktemp("private") / "artifacts"
     return Path(shutil.copytree(small_artifacts, folder))
+
+
+def subject(model: LDLM, folder: Path, precision: str, names: Sequence[str]) -> Subject:
+    """The component of the first of these stages, with the graphs of all of them."""
+    paths = {name: graph_path(folder, precision, name) for name in names}
+    return Subject(model, compared(stage(names[0]).component), POLICIES[precision], paths)
 
 
 def test_stress_weights_have_what_trained_ones_have(small: LDLM, tough: LDLM) -> None:
@@ -168,12 +175,9 @@ def outcomes(small: LDLM, private_artifacts: Path) -> list[Outcome]:
         for name in PRECISIONS
         for component in components()
         for outcome in self_test(
-            Subject(
-                small, compared(component), POLICIES[name],
-                {s.name: graph_path(private_artifacts, name, s.name) for s in stages_of(component)},
-            )
+            subject(small, private_artifacts, name, [s.name for s in stages_of(component)])
         )
-    ]  # fmt: skip # rows, as a table
+    ]
 
 
 def record_of(outcomes: list[Outcome]) -> Proof:
@@ -264,14 +268,11 @@ def test_equal_greedy_tokens_do_not_hide_other_logits(
 
 @pytest.mark.long
 def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts: Path) -> None:
-    subjects = [
-        Subject(
-            small, stage("denoiser"), POLICIES[name],
-            {sampled: graph_path(small_artifacts, name, sampled) for sampled in SAMPLED},
-        )
+    found = Proof.of(
+        record
         for name in ("fp32", "fp16")
-    ]  # fmt: skip # rows, as a table
-    found = Proof.of(record for each in subjects for record in drift(each, steps=1024, length=8))
+        for record in drift(subject(small, small_artifacts, name, SAMPLED), steps=1024, length=8)
+    )
     assert {line.question for line in found.measurements} == {"drift", "drift tokens"}
     assert not found.failures()
     errors = {curve.precision: curve.errors for curve in found.drift}
