@@ -77,8 +77,12 @@ def loop_questions(subject: Subject) -> Iterator[Measurement]:
     loop = LoopDenoiser(*map(subject.runner, LOOP))
     if subject.precision.is_float32:
         yield from subject.exact(Question.LOOP, subject.outputs(loop))
-        yield _update(subject, loop)
-        return
+    else:
+        yield from _rounded(subject, loop)
+    yield subject.measurement(Question.UPDATE, ALL, loop.inexact / loop.elements, 0.0)
+
+
+def _rounded(subject: Subject, loop: LoopDenoiser) -> Iterator[Measurement]:
     # Every sample is a call of its own, slow in the evaluator: of the batches, which have several
     # times, the one of a middle length.
     lengths = sorted({length for _, length in subject.cases})
@@ -87,11 +91,6 @@ def loop_questions(subject: Subject) -> Iterator[Measurement]:
     baseline = {case: subject.baseline[case] for case in cases}
     limit = precision_limit(pooled(baseline, subject.expected).relative_l2)
     yield subject.pooled(Question.LOOP, subject.outputs(loop, cases), limit)
-    yield _update(subject, loop)
     if subject.also_in_ort:
         loaded = LoopDenoiser(*map(subject.in_ort, LOOP))
         yield subject.pooled(Question.LOOP_FILE, subject.outputs(loaded, cases), limit)
-
-
-def _update(subject: Subject, loop: LoopDenoiser) -> Measurement:
-    return subject.measurement(Question.UPDATE, ALL, loop.inexact / loop.elements, 0.0)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from engines.artifacts.manifest import Manifest
 from engines.proof import islands, taps
-from engines.proof.ablate import ablate
 from engines.proof.drift import drift
 from engines.proof.gates import CASES
 from engines.proof.questions import NOTHING_MORE, SAMPLER, ProofOptions
@@ -97,7 +96,7 @@ def _component(
         subject = subject.at(*CASES, largest=max(batch for batch, _ in CASES))
         yield from engine_questions(subject, folder, manifest, TrtRuntime(options.runtime))
     if options.ablate:
-        yield from ablate(subject)
+        yield from islands.ablate(subject)
 
 
 def stress(subject: Subject, folder: Path) -> Iterator[Measurement]:

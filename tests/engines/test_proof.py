@@ -17,7 +17,6 @@ from files_of import graph_path
 from engines import OrtStage, compare
 from engines.evaluator.half import HalfProducts
 from engines.proof import islands
-from engines.proof.ablate import ablate
 from engines.proof.drift import drift
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import stage_inputs
@@ -109,7 +108,7 @@ def test_a_half_norm_that_overflows_is_noticed_without_a_gpu(
 def test_ablation_shows_what_an_island_buys(small: LDLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh weights make a lost island look harmless; stress weights do not."""
     monkeypatch.setattr(precision, "ISLANDS", ("layer_norm",))  # one is enough here
-    rows = list(ablate(Subject(small, compared("token_decoder"), POLICIES["fp16"])))
+    rows = list(islands.ablate(Subject(small, compared("token_decoder"), POLICIES["fp16"])))
     variants = [(), ("layer_norm",)]
     assert [(r.checkpoint, r.off) for r in rows] == [
         (checkpoint, off) for checkpoint in ("given", "stress") for off in variants
