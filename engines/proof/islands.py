@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from engines.proof.records import Ablation, IslandRecord, Source
-from engines.proof.subject import Subject, pooled
+from engines.proof.subject import Subject, pooled_distance
 from export.precision import Precision
 from export.stages import StageSpec
 
@@ -128,6 +128,6 @@ def ablate(subject: Subject) -> Iterator[Ablation]:
                 precision=str(whole.precision),
                 checkpoint=whole.checkpoint,
                 off=off,
-                error=pooled(outputs, whole.expected).relative_l2,
+                error=pooled_distance(outputs, whole.expected).relative_l2,
                 autocast=whole.baseline_error.relative_l2,
             )

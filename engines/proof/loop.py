@@ -9,7 +9,7 @@ import numpy as np
 from engines.proof.gates import precision_limit
 from engines.proof.questions import Question
 from engines.proof.records import Measurement
-from engines.proof.subject import ALL, Subject, pooled
+from engines.proof.subject import ALL, Subject, pooled_distance
 from engines.runtime.stage import Array, RuntimeStage, named
 from export.stages import LOOP, TABLE_STEPS
 from ldlm.noise import NoiseStream
@@ -89,7 +89,7 @@ def _rounded(subject: Subject, loop: LoopDenoiser) -> Iterator[Measurement]:
     middle = lengths[len(lengths) // 2]
     cases = [case for case in subject.cases if case[0] == 1 or case[1] == middle]
     baseline = {case: subject.baseline[case] for case in cases}
-    limit = precision_limit(pooled(baseline, subject.expected).relative_l2)
+    limit = precision_limit(pooled_distance(baseline, subject.expected).relative_l2)
     yield subject.pooled(Question.LOOP, subject.outputs(loop, cases), limit)
     if subject.also_in_ort:
         loaded = LoopDenoiser(*map(subject.in_ort, LOOP))

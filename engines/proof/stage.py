@@ -23,7 +23,7 @@ from engines.proof.gates import (
 from engines.proof.loop import loop_questions
 from engines.proof.questions import Question
 from engines.proof.records import Measurement
-from engines.proof.subject import ALL, Case, Subject, against, pooled
+from engines.proof.subject import ALL, Case, Subject, against, pooled_distance
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
@@ -59,7 +59,7 @@ def _rounding(subject: Subject, outputs: Mapping[Case, Array]) -> Iterator[Measu
     with HalfProducts():
         same_policy = subject.outputs(TorchStage(subject.model, subject.spec, subject.lowered))
     error = subject.baseline_error.relative_l2
-    distance, limit = pooled(outputs, same_policy), precision_limit(error)
+    distance, limit = pooled_distance(outputs, same_policy), precision_limit(error)
     yield subject.measurement(Question.GRAPH, ALL, distance, AGREEMENT_RATIO * error)
     yield subject.pooled(Question.PRECISION, outputs, limit)
     if subject.also_in_ort:

@@ -116,7 +116,7 @@ class Subject:
     @cached_property
     def baseline_error(self) -> Comparison:
         """How far that is from float32, over all cases: what this precision is held to."""
-        return pooled(self.baseline, self.expected)
+        return pooled_distance(self.baseline, self.expected)
 
     @cached_property
     def exact_limit(self) -> float:
@@ -176,10 +176,10 @@ class Subject:
 
     def pooled(self, question: Question, got: Mapping[Case, Array], limit: float) -> Measurement:
         """All cases together, against what is expected."""
-        return self.measurement(question, ALL, pooled(got, self.expected), limit)
+        return self.measurement(question, ALL, pooled_distance(got, self.expected), limit)
 
 
-def pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
+def pooled_distance(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
     """One distance over all cases of `got`: a handful of values at length 1 is no measure."""
     return against(*(np.concatenate([x[c].ravel() for c in got]) for x in (got, reference)))
 
