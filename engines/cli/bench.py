@@ -24,7 +24,7 @@ def command(
     from engines.bench.measure import bench
     from engines.bench.peers import default_peers
     from engines.bench.worker import Case
-    from engines.show.bench import bench_table
+    from engines.show.findings import bench_table
     from ldlm import files
 
     manifest = folders.load(folder)

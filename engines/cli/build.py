@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from engines.cli import options as opt
 from engines.cli._shared import measured, out, progress, record, say
-from engines.show.decisions import decisions_table
-from engines.show.summary import summary_table
+from engines.show.summary import decisions_table, summary_table
 from engines.tensorrt.targets import RTX
 
 

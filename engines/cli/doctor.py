@@ -11,7 +11,7 @@ from engines.cli._shared import say, show
 def command(folder: opt.AnyFolder = Path(), as_json: opt.Json = False) -> None:
     """Say what works here, what would need something more, and what to install."""
     from engines.doctor import GOOD, examine
-    from engines.show.doctor import findings_table
+    from engines.show.findings import findings_table
 
     findings = examine(folder)
     show(findings, findings_table(findings), as_json=as_json)

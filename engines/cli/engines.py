@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engines.cli import options as opt
 from engines.cli._shared import default_artifacts, measured, out, progress, record, say, show
-from engines.show.decisions import decisions_table
+from engines.show.summary import decisions_table, summary_table
 from engines.tensorrt.targets import RTX
 
 
@@ -25,7 +25,6 @@ def command(
     from engines.pipeline import Asked, make_engines
     from engines.proof.saved import read
     from engines.show.proof import tables
-    from engines.show.summary import summary_table
 
     folder = folder or default_artifacts(checkpoint)
     asked = Asked(

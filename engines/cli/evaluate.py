@@ -35,18 +35,17 @@ def command(
         seed=seed,
     ).of(manifest.config)
     from engines.proof.saved import write_json
-    from engines.quality.evaluate import evaluate, report
+    from engines.quality.evaluate import evaluate
     from engines.quality.judge import load_judge
-    from engines.show.quality import quality_table
+    from engines.show.findings import quality_table
 
     chosen = manifest.precisions() if precision is None else opt.precisions(precision)
     folders.require_origin(manifest, checkpoint)
     verdict = load_judge(judge)
     with measured("evaluate") as run, progress() as tell:
-        rows = evaluate(
+        document = evaluate(
             folder, manifest, checkpoint, chosen, request, verdict, tell, opt.names(runtime)
         )
-    document = report(manifest, rows, request)
     show(document, quality_table(document), as_json=as_json)
     write_json(folder / QUALITY, document)  # after it was shown: it may be that it cannot be
     with folders.updated(folder) as manifest:

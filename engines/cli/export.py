@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engines.cli import options as opt
 from engines.cli._shared import default_artifacts, measured, out, progress, record, say
-from engines.show.decisions import decisions_table
+from engines.show.summary import decisions_table
 
 
 def command(

@@ -13,7 +13,7 @@ def command(
     as_json: opt.Json = False,
 ) -> None:
     """Show every component, its calculation, its parameters and the published value."""
-    from engines.show.account import account_table
+    from engines.show.findings import account_table
     from ldlm.account import account
     from ldlm.checkpoint import WEIGHTS, read_config, read_header, require_tensors
     from ldlm.model import skeleton

@@ -1,4 +1,4 @@
-"""What runs a precision's graphs in the proof, and what PyTorch itself makes of that precision.
+"""What PyTorch itself makes of a precision.
 
 A half precision is held to PyTorch's autocast, integers to PyTorch's own dynamic quantisation: a
 measure of the error that does not come from here.
@@ -9,29 +9,18 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from engines.evaluator.half import HalfProducts
-from engines.runtime.evaluator import EvaluatorStage
-from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
 from export.precision import INTEGER, Precision, decide
 from export.stages import StageSpec
-from ldlm.config import LDLMConfig
 from ldlm.errors import ParityError
 from ldlm.model import LDLM
-
-
-def runner(
-    path: Path, spec: StageSpec, config: LDLMConfig, precision: Precision
-) -> EvaluatorStage | OrtStage:
-    """A graph where its precision shows: a half one in the evaluator, others in ONNX Runtime."""
-    return EvaluatorStage(path, spec, config) if precision.is_half else OrtStage(path, spec, config)
 
 
 def torchs_own(model: LDLM, spec: StageSpec, precision: Precision) -> Callable[..., Array]:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from engines.artifacts.manifest import Manifest
-from engines.proof.baseline import runner, torchs_own
+from engines.proof.baseline import torchs_own
 from engines.proof.gates import DRIFT_FLOAT32, precision_limit
 from engines.proof.questions import SAMPLER, Question
 from engines.proof.records import Drift, Measurement
+from engines.proof.subject import Subject
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
-from export.precision import Precision
 from export.stages import SAMPLED, stage
 from ldlm.config import LDLMConfig
-from ldlm.model import LDLM
 from ldlm.sampler import DenoiserLoop, Run, SampleRequest, Stages
 
 # Texts that are sampled. Where the choice of a token tips over in one of them, any difference grows
 # by a factor of hundreds, ours or PyTorch's: a mean over steps and texts then compares luck.
 TEXTS = 4
+LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -34,75 +32,53 @@ class Trace:
     tokens: Array
 
 
-def drift(
-    folder: Path,
-    manifest: Manifest,
-    model: LDLM,
-    precisions: Sequence[str],
-    *,
-    steps: int,
-    length: int,
-    progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Measurement], list[Drift]]:
-    """Sample texts per precision with the noise of seed 0, and compare with float32 PyTorch.
+def drift(subject: Subject, steps: int, length: int = LENGTH) -> Iterator[Measurement | Drift]:
+    """Sample texts with the noise of seed 0, and compare with float32 PyTorch.
 
     Half precisions run in the evaluator, others in ONNX Runtime. All but float32 are held to what
     PyTorch's own means make of the same noise; see `engines.proof.baseline`.
 
+    Args:
+        subject: with the graphs of all stages in `SAMPLED`.
+        steps, length: of the sampler; fewer tokens where the model has no positions for them.
+
     Returns:
         DRIFT (float32: the root mean square over the steps of the estimates' relative L2;
-        others: its median over all steps, texts and positions) and DRIFT_TOKENS (the share of
+        others: its median over all steps, texts and positions), DRIFT_TOKENS (the share of
         tokens that differ; all but float32's held to PyTorch's share), and the relative L2 at
-        every step per precision.
+        every step.
     """
+    model, precision = subject.model, subject.precision
+    length = min(length, model.config.n_positions)
     request = SampleRequest(length=length, samples=TEXTS, batch_size=TEXTS, steps=steps)
-    progress("sampler: reference")
-    torch_stages = {name: TorchStage(model, stage(name)) for name in SAMPLED}
-    reference = _run(model.config, torch_stages, request)
-    measurements: list[Measurement] = []
-    curves: list[Drift] = []
-    for name in precisions:
-        progress(f"sampler: {name}")
-        precision = Precision.of(name)
-        paths = {s: manifest.graph(name, s).verified(folder) for s in SAMPLED}
-        runtime = {s: runner(path, stage(s), model.config, precision) for s, path in paths.items()}
-        limit, allowed = _limits(model, precision, request, reference)
-        run = _run(model.config, runtime, request, precision.is_integer)
-        curve = _relative(run, reference).tolist()
-        curves.append(Drift(name, tuple(curve)))
-        over_steps = float(np.sqrt(np.mean(np.square(curve))))
-        measured = over_steps if precision.is_float32 else typical(run, reference)
-        differ = float(np.mean(run.tokens != reference.tokens))
-        measurements += [
-            Measurement(SAMPLER, name, "given", question, TEXTS, length, distance, most)
-            for question, distance, most in (
-                (Question.DRIFT, measured, limit),
-                (Question.DRIFT_TOKENS, differ, allowed),
-            )
-        ]
-    return measurements, curves
-
-
-def _limits(
-    model: LDLM, precision: Precision, request: SampleRequest, reference: Trace
-) -> tuple[float, float]:
-    """Of DRIFT and DRIFT_TOKENS."""
+    specs = [stage(name) for name in SAMPLED]
+    reference = _run(model.config, [TorchStage(model, spec) for spec in specs], request)
+    runners = [subject.runner(spec.name) for spec in specs]
+    run = _run(model.config, runners, request, precision.is_integer)
+    curve = _relative(run, reference).tolist()
+    differ = float(np.mean(run.tokens != reference.tokens))
     if precision.is_float32:
-        return DRIFT_FLOAT32, 0.0
-    own = {name: torchs_own(model, stage(name), precision) for name in SAMPLED}
-    peer = _run(model.config, own, request)
-    share = float(np.mean(peer.tokens != reference.tokens))
-    # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
-    return precision_limit(typical(peer, reference)), share + TEXTS / peer.tokens.size
+        distance, limit, allowed = float(np.sqrt(np.mean(np.square(curve)))), DRIFT_FLOAT32, 0.0
+    else:
+        own = [torchs_own(model, spec, precision) for spec in specs]
+        baseline = _run(model.config, own, request)
+        distance, limit = typical(run, reference), precision_limit(typical(baseline, reference))
+        # A share of few tokens is coarse: one more per text than PyTorch's is no finding.
+        share = float(np.mean(baseline.tokens != reference.tokens))
+        allowed = share + TEXTS / reference.tokens.size
+    where = (SAMPLER, str(precision), subject.checkpoint)
+    yield Measurement(*where, Question.DRIFT, TEXTS, length, distance, limit)
+    yield Measurement(*where, Question.DRIFT_TOKENS, TEXTS, length, differ, allowed)
+    yield Drift(str(precision), tuple(curve))
 
 
 def _run(
     config: LDLMConfig,
-    stages: Mapping[str, Callable[..., Array]],
+    stages: Sequence[Callable[..., Array]],
     request: SampleRequest,
     one_at_a_time: bool = False,  # as `Stages`: what is measured is what is sampled
 ) -> Trace:
-    denoiser, latents, tokens = (stages[name] for name in SAMPLED)
+    denoiser, latents, tokens = stages
     run = Run(Stages(config, DenoiserLoop(denoiser), latents, tokens, one_at_a_time), request)
     batches = [step.loop.x0_hat() for step in run]
     steps = run.total // (request.samples if one_at_a_time else 1)

@@ -33,12 +33,7 @@ def stage_inputs(
 
 
 class Source:
-    """Random numbers for the inputs of one call.
-
-    Args:
-        config: of the model.
-        batch, length: sizes of the dynamic axes.
-        seed: of all that is drawn.
+    """Random numbers for the inputs of one call, all drawn from one seed.
 
     Attributes:
         noise: gives fresh standard normals [B, T, d].

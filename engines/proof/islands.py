@@ -1,13 +1,20 @@
-"""Is the island really there? Read from the final file, and from TensorRT's own network of it."""
+"""Is the island really there, and what does it buy?
+
+The first is read from the final file, and from TensorRT's own network of it; for the second, every
+island is switched on and off, on both checkpoints.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from engines.proof.records import IslandRecord, Source
+from engines.proof.records import Ablation, IslandRecord, Source
+from engines.proof.subject import Subject, pooled_distance
 from export.precision import Precision
 from export.stages import StageSpec
 
@@ -33,6 +40,9 @@ TRT_KINDS: dict[str, str] = {
 }
 
 _TRT_NAMES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+
+# (batch, length) of what is measured with islands switched off.
+CASE = (2, 64)
 
 
 def from_file(path: Path) -> Counter[tuple[str, str]]:
@@ -94,3 +104,30 @@ def look(
         for what, kind in kinds.items()
         if (counts := {dtype: n for (name, dtype), n in sorted(found.items()) if name == what})
     ]
+
+
+def ablate(subject: Subject) -> Iterator[Ablation]:
+    """Export a component with each of its islands in half, alone and all together.
+
+    Args:
+        subject: in a half precision; of any other there is nothing to say.
+
+    Raises:
+        ExportError, DiskSpaceError: as `Subject.exported`.
+    """
+    if not subject.precision.is_half:
+        return
+    islands = subject.precision.islands(subject.spec.component)
+    for whole in (subject.at(CASE), subject.stressed().at(CASE)):
+        for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
+            whole.tell(f"{whole.checkpoint} checkpoint, without {' '.join(off) or 'nothing'}")
+            with replace(whole, precision=whole.precision.without(off)).exported() as experiment:
+                outputs = whole.outputs(experiment.runner(whole.spec.name))
+            yield Ablation(
+                stage=whole.spec.name,
+                precision=str(whole.precision),
+                checkpoint=whole.checkpoint,
+                off=off,
+                error=pooled_distance(outputs, whole.expected).relative_l2,
+                autocast=whole.baseline_error.relative_l2,
+            )

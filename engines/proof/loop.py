@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 
 from engines.proof.gates import precision_limit
 from engines.proof.questions import Question
 from engines.proof.records import Measurement
-from engines.proof.subject import ALL, Case, Subject, pooled
+from engines.proof.subject import ALL, Subject, pooled_distance
 from engines.runtime.stage import Array, RuntimeStage, named
 from export.stages import LOOP, TABLE_STEPS
 from ldlm.noise import NoiseStream
@@ -71,41 +70,27 @@ class LoopDenoiser:
         return float(np.sqrt(wrong / whole))
 
 
-def float32_questions(subject: Subject) -> Iterator[Measurement]:
-    """Questions about float32 graphs, in ONNX Runtime."""
-    if LOOP[1] in subject.paths:
-        loop = LoopDenoiser(*map(subject.in_ort, LOOP))
-        yield from subject.exact(Question.LOOP, subject.outputs(loop))
-        yield _update(subject, loop)
-
-
-def rounded_questions(
-    subject: Subject, peer: Mapping[Case, Array], in_ort: bool
-) -> Iterator[Measurement]:
-    """Questions about graphs with rounded products.
-
-    Args:
-        subject: the stage.
-        peer: what PyTorch's own means make of its inputs: the measure of the error.
-        in_ort: whether the files of a half precision also run in ONNX Runtime's CPU provider.
-    """
+def loop_questions(subject: Subject) -> Iterator[Measurement]:
+    """Questions about the loop's two graphs, where the component has them."""
     if LOOP[1] not in subject.paths:
         return
+    loop = LoopDenoiser(*map(subject.runner, LOOP))
+    if subject.precision.is_float32:
+        yield from subject.exact(Question.LOOP, subject.outputs(loop))
+    else:
+        yield from _rounded(subject, loop)
+    yield subject.measurement(Question.UPDATE, ALL, loop.inexact / loop.elements, 0.0)
+
+
+def _rounded(subject: Subject, loop: LoopDenoiser) -> Iterator[Measurement]:
     # Every sample is a call of its own, slow in the evaluator: of the batches, which have several
     # times, the one of a middle length.
-    lengths = sorted({length for _, length in subject.inputs})
+    lengths = sorted({length for _, length in subject.cases})
     middle = lengths[len(lengths) // 2]
-    chosen = {c: x for c, x in subject.inputs.items() if c[0] == 1 or c[1] == middle}
-    subject = replace(subject, inputs=chosen)
-    theirs = pooled({case: peer[case] for case in chosen}, subject.expected)
-    limit = precision_limit(theirs.relative_l2)
-    loop = LoopDenoiser(*map(subject.runner, LOOP))
-    yield subject.pooled(Question.LOOP, subject.outputs(loop), limit)
-    yield _update(subject, loop)
-    if in_ort:
+    cases = [case for case in subject.cases if case[0] == 1 or case[1] == middle]
+    baseline = {case: subject.baseline[case] for case in cases}
+    limit = precision_limit(pooled_distance(baseline, subject.expected).relative_l2)
+    yield subject.pooled(Question.LOOP, subject.outputs(loop, cases), limit)
+    if subject.also_in_ort:
         loaded = LoopDenoiser(*map(subject.in_ort, LOOP))
-        yield subject.pooled(Question.LOOP_FILE, subject.outputs(loaded), limit)
-
-
-def _update(subject: Subject, loop: LoopDenoiser) -> Measurement:
-    return subject.measurement(Question.UPDATE, ALL, loop.inexact / loop.elements, 0.0)
+        yield subject.pooled(Question.LOOP_FILE, subject.outputs(loaded, cases), limit)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 from engines.proof.gates import AUTOCAST_RATIO
+from export.precision import POLICIES, Precision
 from export.stages import STAGES, components
 from ldlm.errors import ConfigError
 
@@ -87,6 +89,40 @@ class ProofOptions:
             raise ConfigError("nothing to prove", expected=" or ".join(named), got=unknown[0])
         chosen = {named[name] for name in stages}
         return [name for name in everything if name in chosen]
+
+    def require_possible(self, precisions: Sequence[str]) -> None:
+        """Refuse at once what would fail after minutes.
+
+        Raises:
+            ConfigError: something that a precision is not for is asked of it.
+        """
+        for name in precisions:
+            self._require_fit(Precision.of(name))
+        if self.ablate and not any(Precision.of(name).is_half for name in precisions):
+            raise ConfigError(
+                "there is no half precision to ablate",
+                expected="fp16 or bf16",
+                got=", ".join(precisions),
+                remedy="export one, and name it",
+            )
+
+    def fits(self, name: str) -> bool:
+        """Whether all of this can be asked of a precision."""
+        with contextlib.suppress(ConfigError):
+            self._require_fit(Precision.of(name))
+            return True
+        return False
+
+    def _require_fit(self, precision: Precision) -> None:
+        if self.taps:
+            precision.require_floats("the taps are")
+        if self.self_test:
+            precision.require_floats("the self-test is")
+            if precision.is_experiment:  # what a damage would turn to half may be half
+                problem = "the self-test is for the policies, not for an experiment"
+                raise ConfigError(problem, expected=" or ".join(POLICIES), got=precision.name)
+        if self.runtime:
+            precision.require(self.runtime)
 
     def asked(self, component: str) -> tuple[str, ...]:
         """The names of what is asked of a component, or of SAMPLER."""

@@ -7,8 +7,8 @@ whether it holds: computed here, written for scripts, and compared with the reco
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -45,11 +45,8 @@ Checkpoint = Literal["given", "stress"]
 Source = Literal["onnx", "tensorrt"]
 
 
-class Key(NamedTuple):
-    """What a record belongs to: a component, or SAMPLER, in a precision."""
-
-    precision: str
-    component: str
+# What a record belongs to: a precision, and a component or SAMPLER.
+Key = tuple[str, str]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +61,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """(precision, component) that it belongs to."""
         name: str = getattr(self, "stage", SAMPLER)
         component = name if name == SAMPLER else stage(name).component
-        return Key(getattr(self, "precision", ""), component)
+        return getattr(self, "precision", ""), component
 
 
 class Gated(Record, frozen=True, kw_only=True):
@@ -136,6 +133,20 @@ class Measurement(Gated, frozen=True):
         case = f"batch {self.batch}, length {self.length}" if self.batch else "all cases"
         return f"{self.tensor} at {case}" if self.tensor else case
 
+    def _failure(self, failed: str) -> ParityError:
+        overflow = self.limit is None
+        finite = "PyTorch's own error to be finite"
+        other = overflow or self.limit == SIGNAL_LOST
+        return ParityError(
+            f"{failed} measurements fail; the first is '{self.question}' in {self.precision} on "
+            f"the {self.checkpoint} checkpoint",
+            stage=self.stage,
+            tensor=self.where,
+            expected=finite if overflow else f"<= {number(self.limit, 3)}",
+            got="an overflow in it" if overflow else number(self.distance, 3),
+            remedy="use bf16 or fp32 for this checkpoint" if other else f"see {PARITY}",
+        )
+
 
 class IslandRecord(Gated, frozen=True):
     """The dtype that a policy asks for, and those found (how often each), in one graph.
@@ -154,6 +165,15 @@ class IslandRecord(Gated, frozen=True):
 
     def _holds(self) -> bool:
         return self.found.keys() == {self.expected}
+
+    def _failure(self, failed: str) -> ParityError:
+        return ParityError(
+            f"{failed} islands are not there; the first, says {self.source}, in {self.precision}",
+            stage=self.stage,
+            tensor=self.what,
+            expected=self.expected,
+            got=counted(self.found),
+        )
 
 
 class TapReport(Record, frozen=True):
@@ -188,6 +208,15 @@ class Outcome(Gated, frozen=True):
 
     def _holds(self) -> bool:
         return bool(self.noticed_by) != (self.damage == UNDAMAGED)
+
+    def _failure(self, failed: str) -> ParityError:
+        return ParityError(
+            f"{failed} graphs of the self-test are judged wrong; the first is '{self.damage}' in "
+            f"{self.precision}",
+            stage=self.stage,
+            expected="every damage noticed, and no other graph",
+            got=", ".join(self.noticed_by) or "noticed by no question",
+        )
 
 
 class Ablation(Gated, frozen=True):
@@ -241,7 +270,7 @@ class Scope(Record, frozen=True):
     @property
     def key(self) -> Key:
         """(precision, component)."""
-        return Key(self.precision, self.component)
+        return self.precision, self.component
 
 
 class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
@@ -273,59 +302,43 @@ class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
         """Measurements whose gate does not hold."""
         return [found for found in self.measurements if not found.passed]
 
-    def scope(self, precision: str, component: str) -> Scope | None:
-        """What was proved of a component, or of SAMPLER, in a precision."""
-        return next((s for s in self.scopes if s.key == (precision, component)), None)
+    def records(self) -> Iterator[Record]:
+        """All records, by kind."""
+        for name in self.__struct_fields__:
+            if name != "passed":
+                yield from getattr(self, name)
 
-    def only(self, keys: Collection[tuple[str, str]]) -> Proof:
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Proof:
+        """A proof of these records, each kind in the order in which they come."""
+        kinds: dict[type[Record], list[Any]] = {kind: [] for kind in KINDS}
+        for record in records:
+            kinds[type(record)].append(record)
+        return cls(*map(tuple, kinds.values()))
+
+    def only(self, keys: Collection[Key]) -> Proof:
         """The records of these (precision, component)."""
-        return Proof(*(tuple(r for r in records if r.key in keys) for records in self._parts()))
+        return Proof.of(record for record in self.records() if record.key in keys)
 
     def merged(self, new: Proof) -> Proof:
         """This proof with another one, which replaces what both have proved."""
         old = self.only({s.key for s in self.scopes} - {s.key for s in new.scopes})
-        pairs = zip(old._parts(), new._parts(), strict=True)
-        return Proof(*(tuple(sorted(a + b, key=_place)) for a, b in pairs))
-
-    def _parts(self) -> list[tuple[Any, ...]]:
-        return [getattr(self, name) for name in self.__struct_fields__ if name != "passed"]
+        return Proof.of(sorted((*old.records(), *new.records()), key=_place))
 
     def require_passed(self) -> None:
         """Fail on the first gate that does not hold, or on a damage that nobody noticed.
 
         Raises:
-            ParityError: naming it.
+            ParityError: naming it, and saying how many there are of its kind.
         """
-        for first in self.failures():
-            overflow = first.limit is None
-            other = overflow or first.limit == SIGNAL_LOST
-            finite = "PyTorch's own error to be finite"
-            raise ParityError(
-                f"{len(self.failures())} of {len(self.measurements)} measurements fail; the first "
-                f"is '{first.question}' in {first.precision} on the {first.checkpoint} checkpoint",
-                stage=first.stage,
-                tensor=first.where,
-                expected=finite if overflow else f"<= {number(first.limit, 3)}",
-                got="an overflow in it" if overflow else number(first.distance, 3),
-                remedy="use bf16 or fp32 for this checkpoint" if other else f"see {PARITY}",
-            )
-        for island in (island for island in self.islands if not island.passed):
-            raise ParityError(
-                f"an island is not there, says {island.source}, in {island.precision}",
-                stage=island.stage,
-                tensor=island.what,
-                expected=island.expected,
-                got=counted(island.found),
-            )
-        missed = [outcome for outcome in self.self_test if not outcome.passed]
-        for outcome in missed:
-            raise ParityError(
-                f"{len(missed)} of {len(self.self_test)} graphs of the self-test are judged wrong; "
-                f"the first is '{outcome.damage}' in {outcome.precision}",
-                stage=outcome.stage,
-                expected="every damage noticed, and no other graph",
-                got=", ".join(outcome.noticed_by) or "noticed by no question",
-            )
+        for records in (self.measurements, self.islands, self.self_test):
+            failed = [record for record in records if not record.passed]
+            if failed:
+                raise failed[0]._failure(f"{len(failed)} of {len(records)}")
+
+
+# In the order of the proof's fields.
+KINDS = (Measurement, IslandRecord, TapReport, Outcome, Ablation, Drift, Scope)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -10,7 +10,7 @@ import msgspec
 
 from engines.artifacts import ingredients
 from engines.artifacts.manifest import PARITY, GraphEntry, Manifest
-from engines.proof.questions import SAMPLER, ProofOptions
+from engines.proof.questions import NOTHING_MORE, SAMPLER, ProofOptions
 from engines.proof.records import Proof, Scope
 from export.stages import SAMPLED, stages_of
 from ldlm import files
@@ -67,12 +67,7 @@ def save(folder: Path, manifest: Manifest, new: Proof) -> Proof:
 
 def current(proof: Proof, manifest: Manifest) -> Proof:
     """Of a proof, what speaks of the present graphs."""
-    return proof.only({scope.key for scope in proof.scopes if is_current(scope, manifest)})
-
-
-def is_current(scope: Scope, manifest: Manifest) -> bool:
-    """Whether it speaks of the present graphs."""
-    return scope.graphs == identities(manifest, scope.precision, scope.component)
+    return proof.only({s.key for s in proof.scopes if s.graphs == identities(manifest, *s.key)})
 
 
 def identity(entry: GraphEntry) -> str:
@@ -87,9 +82,13 @@ def identities(manifest: Manifest, precision: str, component: str) -> dict[str, 
     return {name: identity(entry) for name, entry in entries.items() if entry is not None}
 
 
-def made_from(manifest: Manifest, graphs: Mapping[str, str]) -> ingredients.Ingredients:
-    """All that a proof of these graphs depends on, beside what was asked."""
-    return ingredients.proof_ingredients(graphs, manifest.checkpoint, manifest.config)
+def scope_of(
+    manifest: Manifest, precision: str, component: str, options: ProofOptions = NOTHING_MORE
+) -> Scope:
+    """What a proof of the present graphs speaks of, and all that it depends on."""
+    graphs = identities(manifest, precision, component)
+    made_from = ingredients.proof_ingredients(graphs, manifest.checkpoint, manifest.config)
+    return Scope(precision, component, graphs, made_from, options.asked(component))
 
 
 def reasons(
@@ -104,24 +103,22 @@ def reasons(
     Args:
         saved: parity.json, as `read` gives it.
         manifest: of the present files.
-        precision: which.
-        options: what is asked now.
-        stages: of which components; see `ProofOptions.components`.
+        precision, options, stages: what is asked now; see `engines.proof.verify.verify`.
     """
     if options.runtime:
         return ("engines are compared whenever it is asked",)
     proof = saved.content or Proof()
-    wanted = options.components(stages)
-    if not any(proof.scope(precision, component) for component in wanted):
+    scopes = {scope.key: scope for scope in proof.scopes}
+    keys = [(precision, component) for component in options.components(stages)]
+    if not any(key in scopes for key in keys):
         return (saved.problem or "not verified yet",)
-    for component in wanted:
-        scope = proof.scope(precision, component)
-        if scope is None:
-            return (f"not verified yet: {component}",)
-        present = made_from(manifest, identities(manifest, precision, component))
-        if changed := ingredients.changes(scope.made_from, present):
+    for key in keys:
+        if key not in scopes:
+            return (f"not verified yet: {key[1]}",)
+        before, present = scopes[key], scope_of(manifest, *key, options)
+        if changed := ingredients.changes(before.made_from, present.made_from):
             return changed
-        if missing := [name for name in options.asked(component) if name not in scope.asked]:
+        if missing := [name for name in present.asked if name not in before.asked]:
             return (f"not asked yet: {', '.join(missing)}",)
-    mine = [r for r in proof.gated() if r.key.precision == precision and r.key.component in wanted]
-    return () if all(record.passed for record in mine) else ("a gate failed the last time",)
+    passed = all(record.passed for record in proof.only(keys).gated())
+    return () if passed else ("a gate failed the last time",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,78 +13,71 @@ import torch
 from numpy.typing import NDArray
 
 from engines.evaluator.half import HalfProducts
-from engines.proof import loop
-from engines.proof.compare import compare
 from engines.proof.gates import (
     AGREEMENT_RATIO,
-    FLOAT64_RATIO,
-    FORMULA_L2,
     KL_RATIO,
     NEAR_TIE_FLOAT32,
     NEAR_TIE_HALF,
     precision_limit,
 )
+from engines.proof.loop import loop_questions
 from engines.proof.questions import Question
 from engines.proof.records import Measurement
-from engines.proof.subject import ALL, Case, Subject, against, pooled
+from engines.proof.subject import ALL, Case, Subject, against, pooled_distance
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
 from export.passes.dequantise import dequantise
 from export.passes.widen import widen
-from export.precision import apply, without_rounding
+from export.stages import stage
 from ldlm import files
 
 
-def prove(subject: Subject) -> list[Measurement]:
-    """All questions about one subject."""
-    found = _float32(subject) if subject.precision.is_float32 else _rounded(subject)
-    return list(found)
+def prove(subject: Subject) -> Iterator[Measurement]:
+    """All questions about one subject, which has cases."""
+    if not subject.precision.is_float32:
+        yield from _formula(subject)
+    outputs = subject.outputs(subject.runner(subject.spec.name))
+    if subject.precision.is_float32:
+        yield from subject.exact(Question.GRAPH, outputs)
+    else:
+        yield from _rounding(subject, outputs)
+    yield from loop_questions(subject)
+    yield from _tokens(subject, outputs)
 
 
-def _float32(subject: Subject) -> Iterator[Measurement]:
-    outputs = subject.outputs(subject.in_ort(subject.spec.name))
-    yield from subject.exact(Question.GRAPH, outputs)
-    yield from loop.float32_questions(subject)
-    if (ids_spec := subject.ids_spec) is not None:
-        for case, ids in subject.outputs(subject.in_ort(ids_spec.name)).items():
-            tie = NEAR_TIE_FLOAT32 * float(np.sqrt(np.mean(np.square(subject.expected[case]))))
-            yield _tokens(subject, case, ids, outputs[case], tie)
+def _formula(subject: Subject) -> Iterator[Measurement]:
+    reference = subject.unrounded()
+    with rounding_off(ir.load(subject.paths[subject.spec.name])) as path:
+        wide = OrtStage(path, subject.spec, subject.model.config)
+        for case, arrays in subject.inputs.items():
+            distance = against(wide(*arrays), reference(*arrays))
+            yield subject.measurement(Question.FORMULA, case, distance, subject.exact_limit)
 
 
-def _rounded(subject: Subject) -> Iterator[Measurement]:
-    precision, spec, expected = subject.precision, subject.spec, subject.expected
-    module = apply(spec.torch(subject.model), spec.component, precision)
-    yield from _formula(subject, without_rounding(module))
-
-    peer = subject.peer()
-    outputs = subject.outputs(subject.runner(spec.name))
+def _rounding(subject: Subject, outputs: Mapping[Case, Array]) -> Iterator[Measurement]:
     with HalfProducts():
-        same_policy = subject.outputs(TorchStage(subject.model, spec, module))
-    theirs = pooled(peer, expected)
-    distance, limit = pooled(outputs, same_policy), precision_limit(theirs.relative_l2)
-    yield subject.measurement(Question.GRAPH, ALL, distance, AGREEMENT_RATIO * theirs.relative_l2)
+        same_policy = subject.outputs(TorchStage(subject.model, subject.spec, subject.lowered))
+    error = subject.baseline_error.relative_l2
+    distance, limit = pooled_distance(outputs, same_policy), precision_limit(error)
+    yield subject.measurement(Question.GRAPH, ALL, distance, AGREEMENT_RATIO * error)
     yield subject.pooled(Question.PRECISION, outputs, limit)
-    in_ort = precision.is_half and precision.runs_on("ort")
-    if in_ort:
-        yield subject.pooled(Question.FILE, subject.outputs(subject.in_ort(spec.name)), limit)
-    yield from loop.rounded_questions(subject, peer, in_ort)
-    if (ids_spec := subject.ids_spec) is not None:
-        ours, allowed = (kl_divergence(expected, logits) for logits in (outputs, peer))
-        yield subject.measurement(Question.KL, ALL, ours, KL_RATIO * allowed)
-        for case, ids in subject.outputs(subject.runner(ids_spec.name)).items():
-            yield _tokens(subject, case, ids, outputs[case], NEAR_TIE_HALF * theirs.max_abs)
+    if subject.also_in_ort:
+        loaded = subject.outputs(subject.in_ort(subject.spec.name))
+        yield subject.pooled(Question.FILE, loaded, limit)
 
 
-def float64_limit(subject: Subject) -> float:
-    """What two float32 computations may be apart, from float32's own distance from float64."""
-    exact = copy.deepcopy(subject.spec.torch(subject.model)).double()
-    with torch.inference_mode():
-        outputs = subject.outputs(
-            lambda *arrays: exact(*(torch.from_numpy(a).double() for a in arrays)).numpy()
-        )
-    errors = [compare(subject.expected[case], outputs[case]).relative_l2 for case in outputs]
-    return max(FORMULA_L2, FLOAT64_RATIO * max(errors))
+def _tokens(subject: Subject, logits: Mapping[Case, Array]) -> Iterator[Measurement]:
+    """Of the token decoder: share of ids that are not the logits' argmax, or not PyTorch's."""
+    names = [name for name in subject.paths if stage(name).outputs[0].dtype == "int64"]
+    for name in names:
+        if not subject.precision.is_float32:
+            reference = subject.expected
+            ours, own = (kl_divergence(reference, x) for x in (logits, subject.baseline))
+            yield subject.measurement(Question.KL, ALL, ours, KL_RATIO * own)
+        for case, ids in subject.outputs(subject.runner(name)).items():
+            wrong = (ids != logits[case].argmax(axis=-1)) | other_choice(subject, case, ids)
+            yield subject.measurement(Question.TOKENS, case, float(wrong.mean()), 0.0)
 
 
 def kl_divergence(reference: Mapping[Case, Array], logits: Mapping[Case, Array]) -> float:
@@ -99,51 +92,35 @@ def kl_divergence(reference: Mapping[Case, Array], logits: Mapping[Case, Array])
     return float(torch.cat(each).mean())
 
 
-def _tokens(subject: Subject, case: Case, ids: Array, logits: Array, tie: float) -> Measurement:
-    """Share of ids that are not the logits' argmax, or differ from PyTorch's by no near-tie."""
-    reference = subject.expected[case]
-    wrong = (ids != logits.argmax(axis=-1)) | other_choice(reference, ids, tie)
-    return subject.measurement(Question.TOKENS, case, float(wrong.mean()), 0.0)
-
-
-def other_choice(reference: Array, ids: Array, tie: float) -> NDArray[np.bool_]:
-    """Where ids [B, T] are not what logits [B, T, vocab] choose, near-ties apart."""
-    chosen = np.take_along_axis(reference, ids[..., None], axis=-1)[..., 0]
-    different: NDArray[np.bool_] = ~(reference.max(axis=-1) - chosen <= tie)
+def other_choice(subject: Subject, case: Case, ids: Array) -> NDArray[np.bool_]:
+    """Where ids [B, T] are not what PyTorch's logits of a case choose, near-ties apart."""
+    expected = subject.expected[case]
+    if subject.precision.is_float32:
+        tie = NEAR_TIE_FLOAT32 * float(np.sqrt(np.mean(np.square(expected))))
+    else:
+        tie = NEAR_TIE_HALF * subject.baseline_error.max_abs
+    chosen = np.take_along_axis(expected, ids[..., None], axis=-1)[..., 0]
+    different: NDArray[np.bool_] = ~(expected.max(axis=-1) - chosen <= tie)
     return different
 
 
-def _formula(subject: Subject, module: torch.nn.Module) -> Iterator[Measurement]:
-    spec, model = subject.spec, subject.model
-    reference = TorchStage(model, spec, module)
-    with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-        path = rounding_off(subject.paths[spec.name], staging / "wide.onnx")
-        wide = OrtStage(path, spec, model.config)
-        for case, arrays in subject.inputs.items():
-            distance = against(wide(*arrays), reference(*arrays))
-            yield subject.measurement(Question.FORMULA, case, distance, subject.exact_limit)
+@contextlib.contextmanager
+def rounding_off(graph: ir.Model) -> Iterator[Path]:
+    """A file, for a while, in which every tensor is float32; weights keep their rounded values.
 
-
-def rounding_off(path: Path, target: Path) -> Path:
-    """Write a graph with every tensor in float32, its weights keeping their rounded values.
+    Args:
+        graph: changed in place.
 
     Raises:
         DiskSpaceError: the disk is full.
     """
-    graph = ir.load(path)
     widen(graph)
     dequantise(graph)
-    return save_graph(graph, target)
-
-
-def save_graph(graph: ir.Model, target: Path) -> Path:
-    """Write a graph with its weights beside it.
-
-    Raises:
-        DiskSpaceError: the disk is full.
-    """
     constants = (value.const_value for value in graph.graph.initializers.values())
-    files.require_space(target, sum(c.nbytes for c in constants if c is not None) + (1 << 20))
-    with files.disk_errors(target):
-        ir.save(graph, target, external_data=f"{target.name}.data")
-    return target
+    size = sum(constant.nbytes for constant in constants if constant is not None)
+    with files.staging_folder(Path(tempfile.gettempdir())) as folder:
+        path = folder / "wide.onnx"
+        files.require_space(path, size + (1 << 20))
+        with files.disk_errors(path):
+            ir.save(graph, path, external_data=f"{path.name}.data")
+        yield path

@@ -40,11 +40,7 @@ SHARPENED = (
 
 
 def stressed(model: LDLM) -> LDLM:
-    """A copy of a model with outliers, large scores and uneven gains; the shapes stay.
-
-    Args:
-        model: any checkpoint, float32.
-    """
+    """A float32 copy of a model with outliers, large scores and uneven gains; the shapes stay."""
     model = copy.deepcopy(model)
     channels = list(CHANNELS)
     with torch.no_grad():

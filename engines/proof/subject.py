@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 
-from engines.proof.baseline import runner, torchs_own
+from engines.proof.baseline import torchs_own
 from engines.proof.compare import Comparison, compare
-from engines.proof.gates import FORMULA_L2
-from engines.proof.inputs import stage_inputs
+from engines.proof.gates import FLOAT64_RATIO, FORMULA_L2
+from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.questions import Question
 from engines.proof.records import Checkpoint, Distances, Measurement
-from engines.proof.stress import stress_inputs
+from engines.proof.stress import stress_inputs, stressed
 from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
 from engines.runtime.torch import TorchStage
-from export.precision import Precision
-from export.stages import StageSpec, compared, stage
+from export.exporter import export_stage
+from export.precision import Precision, apply, without_rounding
+from export.stages import MAX_BATCH, StageSpec, stage
+from ldlm import files
 from ldlm.model import LDLM
 
 Case = tuple[int, int]
@@ -31,48 +39,73 @@ ALL: Case = (0, 0)
 
 @dataclass(frozen=True)
 class Subject:
-    """One stage in one precision, and what float32 PyTorch says about it.
+    """One stage in one precision: its graphs, its inputs, and what PyTorch makes of them.
+
+    What was computed stays as long as the subject: one that has cases (`at`) is for one question.
 
     Attributes:
-        spec: the traced stage of a component.
+        model: the reference, float32.
+        spec: the stage that is compared.
+        precision: what the graphs should be.
         paths: the graphs of the component's stages, by name.
-        inputs, expected: per case.
-        exact_limit: how far two float32 computations of the formula may be apart.
+        checkpoint: what `model` is.
+        cases: (batch, length) of the inputs.
+        progress: told what is being done.
     """
 
     model: LDLM
     spec: StageSpec
     precision: Precision
-    checkpoint: Checkpoint
-    paths: Mapping[str, Path]
-    inputs: Mapping[Case, tuple[Array, ...]]
-    expected: Mapping[Case, Array]
-    exact_limit: float = FORMULA_L2
+    paths: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    checkpoint: Checkpoint = "given"
+    cases: tuple[Case, ...] = ()
+    progress: Callable[[str], None] = lambda _: None
 
-    @classmethod
-    def of(
-        cls,
-        model: LDLM,
-        component: str,
-        precision: Precision,
-        cases: Sequence[Case],
-        checkpoint: Checkpoint = "given",
-        paths: Mapping[str, Path] | None = None,
-    ) -> Subject:
-        """A component in a precision, with inputs for each (batch, length)."""
-        spec = compared(component)
-        inputs = {case: stage_inputs(spec, model.config, *case) for case in cases}
-        if checkpoint == "stress":
-            inputs = {case: stress_inputs(spec, arrays) for case, arrays in inputs.items()}
-        reference = TorchStage(model, spec)
-        expected = {case: reference(*arrays) for case, arrays in inputs.items()}
-        return cls(model, spec, precision, checkpoint, paths or {}, inputs, expected)
+    def tell(self, what: str) -> None:
+        """Say what is being done with it."""
+        self.progress(f"{self.spec.component} {self.precision}, {what}")
 
-    def outputs(self, call: Callable[..., Array]) -> dict[Case, Array]:
-        """What a runtime makes of the inputs, per case."""
-        return {case: call(*arrays) for case, arrays in self.inputs.items()}
+    def at(self, *cases: Case, largest: int = MAX_BATCH) -> Subject:
+        """The same with these inputs, where the model has positions for them; see `clamped`."""
+        possible = (clamped(case, self.model.config, largest) for case in cases)
+        return replace(self, cases=tuple(dict.fromkeys(possible)))
 
-    def peer(self) -> dict[Case, Array]:
+    def stressed(self) -> Subject:
+        """The same of a stressed copy of the checkpoint; its graphs are still to be exported."""
+        return replace(self, model=stressed(self.model), checkpoint="stress", paths={})
+
+    @contextlib.contextmanager
+    def exported(self, parent: Path | None = None) -> Iterator[Subject]:
+        """The same on graphs that stand for a while in `parent`, or where the system keeps such.
+
+        Raises:
+            ExportError, DiskSpaceError: as the export.
+        """
+        with files.staging_folder(parent or Path(tempfile.gettempdir())) as folder:
+            graphs = export_stage(self.model, self.spec.name, self.precision, folder)
+            yield replace(self, paths={graph.spec.name: graph.path for graph in graphs})
+
+    @cached_property
+    def inputs(self) -> dict[Case, tuple[Array, ...]]:
+        """The inputs of every case."""
+        inputs = {case: stage_inputs(self.spec, self.model.config, *case) for case in self.cases}
+        if self.checkpoint == "given":
+            return inputs
+        return {case: stress_inputs(self.spec, arrays) for case, arrays in inputs.items()}
+
+    def outputs(
+        self, call: Callable[..., Array], cases: Iterable[Case] | None = None
+    ) -> dict[Case, Array]:
+        """What a runtime makes of the inputs of these cases, or of all."""
+        return {case: call(*self.inputs[case]) for case in cases or self.cases}
+
+    @cached_property
+    def expected(self) -> dict[Case, Array]:
+        """What float32 PyTorch makes of them."""
+        return self.outputs(TorchStage(self.model, self.spec))
+
+    @cached_property
+    def baseline(self) -> dict[Case, Array]:
         """What PyTorch's own means make of them; see `engines.proof.baseline`.
 
         Raises:
@@ -80,13 +113,50 @@ class Subject:
         """
         return self.outputs(torchs_own(self.model, self.spec, self.precision))
 
+    @cached_property
+    def baseline_error(self) -> Comparison:
+        """How far that is from float32, over all cases: what this precision is held to."""
+        return pooled_distance(self.baseline, self.expected)
+
+    @cached_property
+    def exact_limit(self) -> float:
+        """How far two float32 computations of the formula may be apart.
+
+        On stress weights it comes from float32's own distance from float64.
+        """
+        if self.checkpoint == "given":
+            return FORMULA_L2
+        exact = copy.deepcopy(self.spec.torch(self.model)).double()
+        with torch.inference_mode():
+            outputs = self.outputs(
+                lambda *arrays: exact(*(torch.from_numpy(a).double() for a in arrays)).numpy()
+            )
+        errors = [compare(self.expected[case], outputs[case]).relative_l2 for case in outputs]
+        return max(FORMULA_L2, FLOAT64_RATIO * max(errors))
+
+    @cached_property
+    def lowered(self) -> nn.Module:
+        """The stage's module with the precision's policy applied."""
+        return apply(self.spec.torch(self.model), self.spec.component, self.precision).eval()
+
+    def unrounded(self) -> TorchStage:
+        """Float32 PyTorch on the weights that the policy has rounded."""
+        return TorchStage(self.model, self.spec, without_rounding(self.lowered))
+
     def in_ort(self, name: str) -> OrtStage:
-        """A stage's graph in ONNX Runtime."""
+        """The graph of a stage of the component in ONNX Runtime."""
         return OrtStage(self.paths[name], stage(name), self.model.config)
 
     def runner(self, name: str) -> EvaluatorStage | OrtStage:
-        """A stage's graph where the precision shows; see `engines.proof.baseline.runner`."""
-        return runner(self.paths[name], stage(name), self.model.config, self.precision)
+        """The same where its precision shows: a half one in the evaluator."""
+        if not self.precision.is_half:
+            return self.in_ort(name)
+        return EvaluatorStage(self.paths[name], stage(name), self.model.config)
+
+    @property
+    def also_in_ort(self) -> bool:
+        """Whether ONNX Runtime's CPU provider too runs the files of this half precision."""
+        return self.precision.is_half and self.precision.runs_on("ort")
 
     def measurement(
         self, question: Question, case: Case, found: float | Comparison, limit: float
@@ -106,17 +176,11 @@ class Subject:
 
     def pooled(self, question: Question, got: Mapping[Case, Array], limit: float) -> Measurement:
         """All cases together, against what is expected."""
-        return self.measurement(question, ALL, pooled(got, self.expected), limit)
-
-    @property
-    def ids_spec(self) -> StageSpec | None:
-        """The stage of the component that gives token ids, where its graph is there."""
-        specs = map(stage, self.paths)
-        return next((spec for spec in specs if spec.outputs[0].dtype == "int64"), None)
+        return self.measurement(question, ALL, pooled_distance(got, self.expected), limit)
 
 
-def pooled(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
-    """One distance over all cases: a handful of values at length 1 is no measure of rounding."""
+def pooled_distance(got: Mapping[Case, Array], reference: Mapping[Case, Array]) -> Comparison:
+    """One distance over all cases of `got`: a handful of values at length 1 is no measure."""
     return against(*(np.concatenate([x[c].ravel() for c in got]) for x in (got, reference)))
 
 

@@ -8,62 +8,42 @@ rounding    the half file in the evaluator against float32 PyTorch: shows where 
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
 
 from engines.evaluator.graph import Evaluator
 from engines.proof.gates import FORMULA_L2, STANDS_OUT
-from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.questions import Question
 from engines.proof.records import Measurement, TapReport
-from engines.proof.stage import save_graph
-from engines.proof.subject import against
+from engines.proof.stage import rounding_off
+from engines.proof.subject import Subject, against
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array, named
 from export.equations import tapped, tapped_graph
-from export.passes.widen import widen
-from export.precision import Precision, apply, without_rounding
 from export.stages import StageSpec
-from ldlm import files
 from ldlm.errors import GraphCheckError
-from ldlm.model import LDLM
 
 CASE = (2, 17)
 
 
-def measurement(report: TapReport) -> Measurement | None:
-    """The gate of a report on the formula: no equation may differ. Rounding has none."""
-    if report.about != "formula":
-        return None
-    errors = {tap: math.inf if e is None else e for tap, e in report.errors.items()}
-    name = report.first or max(errors, key=errors.__getitem__)
-    found = (Question.TAPS, *report.case, report.errors.get(name), FORMULA_L2)
-    return Measurement(report.stage, report.precision, "given", *found, tensor=name)
-
-
-def look(path: Path, model: LDLM, spec: StageSpec, precision: Precision) -> list[TapReport]:
-    """Compare every tap of a stage; a file with other operators gives a report that fails.
-
-    Args:
-        path: the .onnx file of a traced stage.
-        model: the checkpoint it was made from, float32.
-        spec, precision: what it should be.
+def look(subject: Subject) -> Iterator[TapReport | Measurement]:
+    """Compare every tap of a traced stage; a file with other operators gives a report that fails.
 
     Raises:
         DiskSpaceError: the disk is full.
     """
-    module = apply(spec.torch(model), spec.component, precision).eval()
-    case, where = clamped(CASE, model.config), (spec.name, str(precision))
+    subject.tell("taps")
+    subject = subject.at(CASE)
+    spec, config, precision = subject.spec, subject.model.config, subject.precision
+    ((case, inputs),) = subject.inputs.items()
     try:
-        graph, outputs = tapped_graph(path, module, spec, model.config)
+        graph, outputs = tapped_graph(subject.paths[spec.name], subject.lowered, spec, config)
     except GraphCheckError as error:
         first = f"{error.details['tensor']}: {error.details.get('got', 'nothing')}"
-        return [TapReport(*where, "formula", case, {}, first)]
-    inputs = stage_inputs(spec, model.config, *case)
+        yield from _gated(TapReport(spec.name, str(precision), "formula", case, {}, first))
+        return
 
     def report(
         about: Literal["formula", "rounding"],
@@ -73,19 +53,28 @@ def look(path: Path, model: LDLM, spec: StageSpec, precision: Precision) -> list
     ) -> TapReport:
         taps = torch_taps(reference, spec, inputs).items()
         errors = {tap: against(got[outputs[tap]], array).relative_l2 for tap, array in taps}
-        return TapReport(*where, about, case, errors, first_to_stand_out(errors, floor))
+        first = first_to_stand_out(errors, floor)
+        return TapReport(spec.name, str(precision), about, case, errors, first)
 
     reports, feeds = [], named(spec, inputs)
     if not precision.is_float32:
         rounded = Evaluator(graph.graph).run(feeds)
         eps = torch.finfo(getattr(torch, precision.products)).eps
-        reports.append(report("rounding", rounded, spec.torch(model), eps))
-        widen(graph)
-        module = without_rounding(module)
-    with files.staging_folder(Path(tempfile.gettempdir())) as staging:
-        stage = OrtStage(save_graph(graph, staging / "taps.onnx"), spec, model.config)
-        wide = stage.run(feeds, list(outputs.values()))
-    return [report("formula", wide, module, FORMULA_L2 / STANDS_OUT), *reports]
+        reports.append(report("rounding", rounded, spec.torch(subject.model), eps))
+    with rounding_off(graph) as path:
+        wide = OrtStage(path, spec, config).run(feeds, list(outputs.values()))
+    module = subject.unrounded().module
+    yield from _gated(report("formula", wide, module, FORMULA_L2 / STANDS_OUT))
+    yield from reports
+
+
+def _gated(report: TapReport) -> Iterator[TapReport | Measurement]:
+    """A report on the formula, and its gate: no equation may differ."""
+    yield report
+    errors = {tap: math.inf if e is None else e for tap, e in report.errors.items()}
+    name = report.first or max(errors, key=errors.__getitem__)
+    found = (Question.TAPS, *report.case, report.errors.get(name), FORMULA_L2)
+    yield Measurement(report.stage, report.precision, "given", *found, tensor=name)
 
 
 def torch_taps(

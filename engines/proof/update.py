@@ -12,7 +12,6 @@ from engines.memory import measured
 from engines.proof.questions import NOTHING_MORE, ProofOptions
 from engines.proof.records import Proof
 from engines.proof.saved import current, read, reasons, save
-from export.precision import Precision
 
 Told = Callable[[str], None]
 
@@ -95,10 +94,8 @@ def update(
 def _fit(manifest: Manifest, options: ProofOptions, say: Told) -> list[str]:
     """Every exported precision that is fit for what is asked; who is left out is said."""
     found = manifest.precisions()
-    if not (options.self_test or options.taps or options.runtime):
-        return found
-    floats = [name for name in found if not Precision.of(name).is_integer]
-    left_out = [name for name in found if name not in floats]
-    if floats and left_out:
-        say(f"left out: {', '.join(left_out)}, which this is not for")
-    return floats or found
+    fit = [name for name in found if options.fits(name)]
+    if fit and fit != found:
+        left_out = ", ".join(name for name in found if name not in fit)
+        say(f"left out: {left_out}, which this is not for")
+    return fit or found

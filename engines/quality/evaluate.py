@@ -20,7 +20,7 @@ from ldlm import tokenizer as tokenizers
 from ldlm.sampler import SampleRequest, sample
 
 Ids = NDArray[np.int64]
-Progress = Callable[[str, int, int], None]
+Mask = NDArray[np.bool_]
 
 # What is judged unless asked otherwise: every machine has it.
 JUDGED = ("ort", "evaluator")
@@ -30,7 +30,7 @@ def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[st
     """(runtime, precision) of what is asked and can sample; PyTorch, the reference, is first.
 
     ONNX Runtime's CPU provider has no bf16, and nothing else has int8; the evaluator has nothing to
-    say on float32.
+    say on float32, in which it rounds nothing.
 
     Raises:
         ConfigError: no such runtime.
@@ -38,15 +38,10 @@ def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[st
     for name in runtimes:
         require_runtime(name)
     runs = [("torch", "fp32")]
-    for name in precisions:
-        precision = Precision.of(name)
-        # In float32 the evaluator rounds nothing: it has nothing to say.
+    for precision in map(Precision.of, precisions):
         left_out = ("torch", "evaluator") if precision.is_float32 else ("torch",)
-        runs += [
-            (runtime, name)
-            for runtime in runtimes
-            if runtime not in left_out and precision.runs_on(runtime)
-        ]
+        able = (name for name in runtimes if name not in left_out and precision.runs_on(name))
+        runs += [(name, str(precision)) for name in able]
     return runs
 
 
@@ -57,9 +52,9 @@ def evaluate(
     precisions: Sequence[str],
     request: SampleRequest,
     judge: Judge,
-    progress: Progress,
+    progress: Callable[[str, int, int], None],
     runtimes: Sequence[str] = JUDGED,
-) -> list[Quality]:
+) -> QualityReport:
     """Sample the same noise on every runtime and precision, and let the judge decide.
 
     Args:
@@ -75,74 +70,59 @@ def evaluate(
         ConfigError, ProviderError: a runtime that there is not, or not here.
         ArtifactError, SamplerError: as loading and sampling.
     """
-    tokenizer = load_tokenizer(folder, manifest)
+    tokenizer, end_of_text = load_tokenizer(folder, manifest), manifest.config.end_of_text
+    end = tokenizers.end_id(tokenizer, end_of_text)
     for name in precisions:  # before the first minute is spent
         for component in components():
             manifest.require_graphs(name, component)
-    end = tokenizers.end_id(tokenizer, manifest.config.end_of_text)
     reference: Ids | None = None
-    found = []
-    for runtime, precision in runs_of(precisions, runtimes):
+    rows = []
+    for runtime, name in runs_of(precisions, runtimes):
         stages = load_stages(
-            folder, manifest, runtime=runtime, precision=precision, checkpoint=checkpoint
+            folder, manifest, runtime=runtime, precision=name, checkpoint=checkpoint
         )
-        told = functools.partial(progress, f"{runtime} {precision}")
-        ids = sample(stages, request, told)
+        ids = sample(stages, request, functools.partial(progress, f"{runtime} {name}"))
         reference = ids if reference is None else reference
-        texts = [
-            tokenizers.decode(tokenizer, row, manifest.config.end_of_text) for row in ids.tolist()
-        ]
-        found.append(_quality(runtime, precision, judge, texts, ids, reference, end))
-    return found
+        texts = [tokenizers.decode(tokenizer, row, end_of_text) for row in ids.tolist()]
+        inside = before_end(ids, reference, end)
+        rows.append(_quality((runtime, name), texts, judge, inside, ids == reference))
+    return _report(manifest, rows, request)
 
 
-def _quality(
-    runtime: str,
-    precision: str,
-    judge: Judge,
-    texts: list[str],
-    ids: Ids,
-    reference: Ids,
-    end: int,
-) -> Quality:
-    good = [text for text in texts if judge.accepts(text)]
-    inside = _before_end(ids, reference, end)
-    equal = (ids == reference) | ~inside
-    return Quality(
-        runtime=runtime,
-        precision=precision,
-        samples=len(texts),
-        accepted=Share.of(len(good), len(texts)),
-        unseen=Share.of(sum(text not in judge.seen for text in good), len(good)),
-        distinct=len(set(texts)),
-        mean_words=float(np.mean([len(text.split()) for text in texts])),
-        agreement=float(np.mean(equal[inside])),
-        same=float(np.mean(equal.all(axis=1))),
-    )
-
-
-def _before_end(ids: Ids, reference: Ids, end: int) -> NDArray[np.bool_]:
-    """Which positions [samples, T] belong to either text: its words and its end."""
-    inside = np.zeros(ids.shape, bool)
-    for tokens in (ids, reference):
-        ended = np.cumsum(tokens == end, axis=1)
-        inside |= (ended == 0) | ((ended == 1) & (tokens == end))
-    return inside
-
-
-def report(manifest: Manifest, rows: Sequence[Quality], request: SampleRequest) -> QualityReport:
-    """The content of quality.json: the verdict, and on which graphs."""
+def _report(manifest: Manifest, rows: Sequence[Quality], request: SampleRequest) -> QualityReport:
     judged = {row.precision for row in rows}
+    graphs = [entry for entry in manifest.graphs if entry.precision in judged]
     return QualityReport(
         checkpoint=manifest.checkpoint,
-        graphs={
-            f"{entry.precision}/{entry.stage}": identity(entry)
-            for entry in manifest.graphs
-            if entry.precision in judged
-        },
+        graphs={f"{entry.precision}/{entry.stage}": identity(entry) for entry in graphs},
         steps=request.steps,
         solver=request.solver,
         seed=request.seed,
         length=request.length,
         rows=tuple(rows),
     )
+
+
+def _quality(
+    run: tuple[str, str], texts: Sequence[str], judge: Judge, inside: Mask, equal: Mask
+) -> Quality:
+    good = [text for text in texts if judge.accepts(text)]
+    return Quality(
+        *run,
+        samples=len(texts),
+        accepted=Share.of(len(good), len(texts)),
+        unseen=Share.of(sum(text not in judge.seen for text in good), len(good)),
+        distinct=len(set(texts)),
+        mean_words=float(np.mean([len(text.split()) for text in texts])),
+        agreement=float(np.mean(equal[inside])),
+        same=float(np.mean((equal | ~inside).all(axis=1))),
+    )
+
+
+def before_end(ids: Ids, reference: Ids, end: int) -> Mask:
+    """Which positions [samples, T] belong to either text: its words and its end."""
+    inside = np.zeros(ids.shape, bool)
+    for tokens in (ids, reference):
+        ended = np.cumsum(tokens == end, axis=1)
+        inside |= (ended == 0) | ((ended == 1) & (tokens == end))
+    return inside

@@ -18,7 +18,7 @@ from engines.bench.measure import bench, flops
 from engines.bench.peers import default_peers, parse
 from engines.bench.worker import Case, Timing, Worker, loop, prepare, timed
 from engines.cli import app
-from engines.show.bench import bench_table
+from engines.show.findings import bench_table
 from ldlm import LDLM, PRESETS
 from ldlm.errors import BenchError, ConfigError
 from ldlm.noise import NoiseStream

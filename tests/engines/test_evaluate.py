@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from engines.cli import main
-from engines.quality.evaluate import JUDGED, _before_end, runs_of
+from engines.quality.evaluate import JUDGED, before_end, runs_of
 from engines.quality.judge import load_judge
 from engines.quality.records import Share, read
-from engines.show.quality import quality_table
+from engines.show.findings import quality_table
 from ldlm.errors import ConfigError
 
 JUDGE = """
@@ -101,5 +101,5 @@ def test_what_counts_is_the_text_and_its_end() -> None:
     end = 9
     ids = np.array([[1, 2, 9, 9], [1, 9, 5, 9], [1, 2, 3, 4]])
     reference = np.array([[1, 9, 9, 9], [1, 9, 9, 9], [1, 2, 3, 4]])
-    inside = _before_end(ids, reference, end)
+    inside = before_end(ids, reference, end)
     assert inside.tolist() == [[True, True, True, False], [True, True, False, False], [True] * 4]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from files_of import copy_graphs
+from files_of import copy_graphs, graph_path
 
 from engines.artifacts import folder as folders
 from engines.artifacts.build import Build
@@ -19,16 +19,16 @@ from engines.proof.drift import drift
 from engines.proof.gates import SIGNAL_LOST, precision_limit
 from engines.proof.questions import ProofOptions
 from engines.proof.records import Measurement, Proof
-from engines.proof.stress import stressed
+from engines.proof.stage import prove
+from engines.proof.subject import Subject
 from engines.proof.update import update
-from engines.proof.verify import measure, verify
+from engines.proof.verify import stress, verify
 from engines.quality.evaluate import runs_of
 from engines.runtime.load import load_stages
 from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import parse_sms
-from export import export_stage
 from export.precision import POLICIES
-from export.stages import stages_of
+from export.stages import SAMPLED, compared, stages_of
 from ldlm import LDLM
 from ldlm.errors import ConfigError
 from ldlm.noise import NoiseStream
@@ -114,17 +114,18 @@ def test_a_fault_is_noticed(
     fault(model.graph)
     ir.save(model, folder / "denoiser.onnx", external_data="damaged.data")
     paths = {spec.name: folder / f"{spec.name}.onnx" for spec in stages_of("denoiser")}
-    found = measure(small, "denoiser", INT8, paths, [(2, 17)], "given")
+    subject = Subject(small, compared("denoiser"), INT8, paths)
+    found = list(prove(subject.at((2, 17))))
     assert noticed <= {line.question for line in found if not line.passed}
 
 
 @pytest.mark.long
 def test_the_stressed_latent_decoder_is_within_its_gates(small: LDLM, tmp_path: Path) -> None:
     """Outlier channels stretch the one scale that all activations share."""
-    tough = stressed(small)
-    paths = {g.spec.name: g.path for g in export_stage(tough, "latent_decoder", "int8", tmp_path)}
-    found = measure(tough, "latent_decoder", INT8, paths, [(1, 17), (3, 128)], "stress")
-    Proof(tuple(found)).require_passed()
+    found = Proof.of(stress(Subject(small, compared("latent_decoder"), INT8), tmp_path))
+    assert {(m.batch, m.length) for m in found.measurements if m.batch} == {(1, 17), (3, 128)}
+    assert {m.checkpoint for m in found.measurements} == {"stress"}
+    found.require_passed()
 
 
 def test_an_error_as_large_as_the_signal_is_no_precision() -> None:
@@ -135,10 +136,12 @@ def test_an_error_as_large_as_the_signal_is_no_precision() -> None:
 
 
 def test_the_sampler_drifts_no_more_than_pytorchs(int8_artifacts: Path, small: LDLM) -> None:
-    manifest = folders.load(int8_artifacts)
-    found, curves = drift(int8_artifacts, manifest, small, ["int8"], steps=40, length=8)
-    assert all(line.passed for line in found)
-    assert min(curves[0].errors) > 1e-4
+    paths = {name: graph_path(int8_artifacts, "int8", name) for name in SAMPLED}
+    subject = Subject(small, compared("denoiser"), INT8, paths)
+    found = Proof.of(drift(subject, steps=40, length=8))
+    assert {line.question for line in found.measurements} == {"drift", "drift tokens"}
+    assert not found.failures()
+    assert min(found.drift[0].errors) > 1e-4
 
 
 def request(**fields: object) -> SampleRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,8 @@ import torch
 from files_of import graph_path
 
 from engines import OrtStage, compare
-from engines.artifacts import folder as folders
 from engines.evaluator.half import HalfProducts
 from engines.proof import islands
-from engines.proof.ablate import ablate
 from engines.proof.drift import drift
 from engines.proof.gates import AUTOCAST_RATIO
 from engines.proof.inputs import stage_inputs
@@ -26,13 +25,14 @@ from engines.proof.records import UNDAMAGED, Ablation, Measurement, Outcome, Pro
 from engines.proof.sabotage.damages import DAMAGES
 from engines.proof.sabotage.selftest import self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
+from engines.proof.subject import Subject
 from engines.proof.verify import stress
 from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.torch import TorchStage
 from engines.show.proof import ablation_table, answers_table, self_test_table
 from export import export_stage, precision
 from export.precision import POLICIES, Precision
-from export.stages import components, stage
+from export.stages import SAMPLED, compared, components, stage, stages_of
 from ldlm import LDLM
 from ldlm.errors import ConfigError, ParityError
 
@@ -49,6 +49,12 @@ def private_artifacts(small_artifacts: Path, tmp_path_factory: pytest.TempPathFa
     """A copy: the proof's temporary files must not show in what other workers list."""
     folder = tmp_path_factory.mktemp("private") / "artifacts"
     return Path(shutil.copytree(small_artifacts, folder))
+
+
+def subject(model: LDLM, folder: Path, precision: str, names: Sequence[str]) -> Subject:
+    """The component of the first of these stages, with the graphs of all of them."""
+    paths = {name: graph_path(folder, precision, name) for name in names}
+    return Subject(model, compared(stage(names[0]).component), POLICIES[precision], paths)
 
 
 def test_stress_weights_have_what_trained_ones_have(small: LDLM, tough: LDLM) -> None:
@@ -102,7 +108,7 @@ def test_a_half_norm_that_overflows_is_noticed_without_a_gpu(
 def test_ablation_shows_what_an_island_buys(small: LDLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh weights make a lost island look harmless; stress weights do not."""
     monkeypatch.setattr(precision, "ISLANDS", ("layer_norm",))  # one is enough here
-    rows = list(ablate(small, POLICIES["fp16"], "token_decoder", lambda _: None))
+    rows = list(islands.ablate(Subject(small, compared("token_decoder"), POLICIES["fp16"])))
     variants = [(), ("layer_norm",)]
     assert [(r.checkpoint, r.off) for r in rows] == [
         (checkpoint, off) for checkpoint in ("given", "stress") for off in variants
@@ -143,12 +149,14 @@ def test_islands_have_names() -> None:
 
 @pytest.mark.long(ci=True)
 def test_every_stage_is_within_its_gate_on_stress_weights(
-    tough: LDLM, private_artifacts: Path
+    small: LDLM, private_artifacts: Path
 ) -> None:
     found = [
         measurement
         for component in components()
-        for measurement in stress(private_artifacts, tough, component, "fp16", lambda _: None)
+        for measurement in stress(
+            Subject(small, compared(component), POLICIES["fp16"]), private_artifacts
+        )
     ]
     Proof(tuple(found)).require_passed()
     assert {measurement.checkpoint for measurement in found} == {"stress"}
@@ -161,13 +169,12 @@ def test_every_stage_is_within_its_gate_on_stress_weights(
 
 @pytest.fixture(scope="module")
 def outcomes(small: LDLM, private_artifacts: Path) -> list[Outcome]:
-    manifest = folders.load(private_artifacts)
     return [
         outcome
         for name in PRECISIONS
         for component in components()
         for outcome in self_test(
-            private_artifacts, manifest, small, POLICIES[name], component, lambda _: None
+            subject(small, private_artifacts, name, [s.name for s in stages_of(component)])
         )
     ]
 
@@ -260,10 +267,14 @@ def test_equal_greedy_tokens_do_not_hide_other_logits(
 
 @pytest.mark.long
 def test_the_sampler_does_not_drift_over_1024_steps(small: LDLM, small_artifacts: Path) -> None:
-    manifest = folders.load(small_artifacts)
-    lines, curves = drift(small_artifacts, manifest, small, ["fp32", "fp16"], steps=1024, length=8)
-    assert all(line.passed for line in lines)
-    errors = {curve.precision: curve.errors for curve in curves}
+    found = Proof.of(
+        record
+        for name in ("fp32", "fp16")
+        for record in drift(subject(small, small_artifacts, name, SAMPLED), steps=1024, length=8)
+    )
+    assert {line.question for line in found.measurements} == {"drift", "drift tokens"}
+    assert not found.failures()
+    errors = {curve.precision: curve.errors for curve in found.drift}
     assert {name: len(curve) for name, curve in errors.items()} == {"fp32": 1024, "fp16": 1024}
     assert 1e-5 < np.mean(errors["fp16"]) < 1e-2  # it rounds, and does not run away
     assert max(errors["fp32"]) < 1e-5

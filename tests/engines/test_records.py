@@ -32,10 +32,10 @@ from engines.proof.records import (
     Measurement,
     Outcome,
     Proof,
-    Scope,
+    Record,
     TapReport,
 )
-from engines.proof.saved import Saved, identities, made_from, read, reasons, save
+from engines.proof.saved import Saved, read, reasons, save, scope_of
 from engines.proof.update import Update, update
 from engines.show.proof import tables
 from engines.show.summary import summary_table
@@ -57,39 +57,35 @@ def manifest(folder: Path) -> Manifest:
     return folders.load(folder)
 
 
-def scope(
-    manifest: Manifest, precision: str, component: str, options: ProofOptions | None = None
-) -> Scope:
-    graphs = identities(manifest, precision, component)
-    asked = (options or ProofOptions()).asked(component)
-    return Scope(precision, component, graphs, made_from(manifest, graphs), asked)
-
-
 def proof_of(
     manifest: Manifest, precision: str, *components: str, options: ProofOptions | None = None
 ) -> Proof:
     """A proof with a record of every kind."""
-    detail = Distances(1e-6, 1e-6, 1e-7, 1.0, 0, 100)
-    found, islands, taps, outcomes, ablations, curves = [], [], [], [], [], []
-    for component in components:
-        name = {"token_decoder": LOGITS}.get(component, component)
-        where = (name, precision)
-        given = (*where, "given")
-        if component == SAMPLER:
-            found.append(Measurement(*given, Question.DRIFT, 1, 16, 1e-6, 1e-4))
-            curves.append(Drift(precision, (1e-7, math.inf, 2e-7)))
-            continue
-        found.append(Measurement(*given, Question.GRAPH, 1, 17, 1e-7, 1e-5, detail))
-        found.append(Measurement(*given, Question.TAPS, 2, 17, 1e-7, 1e-5, None, "0.A"))
-        islands.append(IslandRecord(*where, "onnx", "Softmax", "float32", {"float32": 2}))
-        taps.append(TapReport(*where, "formula", (2, 17), {"0.A": 1e-7, "out": 2e-7}, None))
-        outcomes.append(Outcome(*where, "SiLU dropped", ("graph", "checks")))
-        outcomes.append(Outcome(*where, UNDAMAGED, ()))
-        ablations.append(Ablation(*given, ("layer_norm",), math.inf, 1e-3))
-    return Proof(
-        *map(tuple, (found, islands, taps, outcomes, ablations, curves)),
-        tuple(scope(manifest, precision, component, options) for component in components),
+    return Proof.of(
+        record
+        for component in components
+        for record in records_of(manifest, precision, component, options or ProofOptions())
     )
+
+
+def records_of(
+    manifest: Manifest, precision: str, component: str, options: ProofOptions
+) -> Iterator[Record]:
+    yield scope_of(manifest, precision, component, options)
+    where = ({"token_decoder": LOGITS}.get(component, component), precision)
+    given = (*where, "given")
+    if component == SAMPLER:
+        yield Measurement(*given, Question.DRIFT, 1, 16, 1e-6, 1e-4)
+        yield Drift(precision, (1e-7, math.inf, 2e-7))
+        return
+    detail = Distances(1e-6, 1e-6, 1e-7, 1.0, 0, 100)
+    yield Measurement(*given, Question.GRAPH, 1, 17, 1e-7, 1e-5, detail)
+    yield Measurement(*given, Question.TAPS, 2, 17, 1e-7, 1e-5, None, "0.A")
+    yield IslandRecord(*where, "onnx", "Softmax", "float32", {"float32": 2})
+    yield TapReport(*where, "formula", (2, 17), {"0.A": 1e-7, "out": 2e-7}, None)
+    yield Outcome(*where, "SiLU dropped", ("graph", "checks"))
+    yield Outcome(*where, UNDAMAGED, ())
+    yield Ablation(*given, ("layer_norm",), math.inf, 1e-3)
 
 
 def whole(manifest: Manifest, *precisions: str) -> Proof:
@@ -154,7 +150,7 @@ def test_a_component_proved_alone_is_part_of_a_proof(manifest: Manifest) -> None
     assert proof.passed is True
     assert proof == proof_of(manifest, "fp16", *COMPONENTS)  # whichever came first
     worse = Measurement("denoiser", "fp16", "given", Question.KL, 0, 0, 1.0, 0.1)
-    again = Proof((worse,), scopes=(scope(manifest, "fp16", "denoiser"),))
+    again = Proof((worse,), scopes=(scope_of(manifest, "fp16", "denoiser"),))
     proof = proof.merged(again)
     assert [m for m in proof.measurements if m.stage == "denoiser"] == [worse]
     assert {m.stage for m in proof.measurements} == {"denoiser", "latent_decoder", LOGITS}

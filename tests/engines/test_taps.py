@@ -19,9 +19,10 @@ from engines.proof import taps
 from engines.proof.compare import compare
 from engines.proof.inputs import stage_inputs
 from engines.proof.questions import ProofOptions
-from engines.proof.records import Proof, TapReport
+from engines.proof.records import Proof
 from engines.proof.saved import save
 from engines.proof.stress import stressed
+from engines.proof.subject import Subject
 from engines.proof.verify import verify
 from engines.show.proof import taps_table
 from export.equations import TAPS
@@ -31,31 +32,33 @@ from ldlm import LDLM
 from ldlm.errors import GraphCheckError, ParityError
 
 
-@pytest.fixture(scope="module")
-def reports(small: LDLM, small_artifacts: Path) -> list[TapReport]:
+def looked_at(small: LDLM, folder: Path, precision: str) -> Proof:
     """One stage is enough here; tests/export/test_taps.py has all of them in PyTorch."""
-    path = graph_path(small_artifacts, "bf16", "latent_decoder")
-    return taps.look(path, small, stage("latent_decoder"), POLICIES["bf16"])
+    spec = stage("latent_decoder")
+    paths = {spec.name: graph_path(folder, precision, spec.name)}
+    return Proof.of(taps.look(Subject(small, spec, POLICIES[precision], paths)))
 
 
-def test_no_equation_differs(reports: list[TapReport], small: LDLM) -> None:
+@pytest.fixture(scope="module")
+def found(small: LDLM, small_artifacts: Path) -> Proof:
+    return looked_at(small, small_artifacts, "bf16")
+
+
+def test_no_equation_differs(found: Proof, small: LDLM) -> None:
     """Two questions per stage in half; the formula agrees as closely as float32 does."""
-    assert [report.about for report in reports] == ["formula", "rounding"]
-    for report in reports:
-        line = taps.measurement(report)
-        if report.about == "formula":
-            assert report.first is None
-            assert line is not None
-            assert line.passed
-            assert line.distance == max(report.errors.values())
-        else:
-            assert line is None
-            assert 1e-3 < max(report.errors.values()) < 0.1  # it rounds
+    formula, rounding = found.taps
+    assert (formula.about, rounding.about) == ("formula", "rounding")
+    assert formula.first is None
+    (line,) = found.measurements  # rounding has no gate
+    assert line.passed
+    assert line.distance == max(formula.errors.values())
+    assert 1e-3 < max(rounding.errors.values()) < 0.1  # it rounds
+    for report in found.taps:
         assert len(report.errors) == 2 + 27 * small.config.decoder_blocks
 
 
-def test_the_table_has_a_row_per_equation(reports: list[TapReport]) -> None:
-    for report in reports:
+def test_the_table_has_a_row_per_equation(found: Proof) -> None:
+    for report in found.taps:
         table = TAPS[report.stage.removesuffix("_logits")]
         rows = len(table.before) + len(table.block) + len(table.after)
         shown = taps_table(report)
@@ -111,13 +114,11 @@ def test_a_file_with_other_operators_fails_and_says_where(
         raise GraphCheckError("other operators", tensor="after 0.S", expected="Div", got="Softmax")
 
     monkeypatch.setattr(taps, "tapped_graph", refuse)
-    path = graph_path(small_artifacts, "fp32", "latent_decoder")
-    (report,) = taps.look(path, small, stage("latent_decoder"), POLICIES["fp32"])
-    line = taps.measurement(report)
-    assert line is not None
+    found = looked_at(small, small_artifacts, "fp32")
+    ((line,), (report,)) = found.measurements, found.taps
     assert not line.passed
     assert "after 0.S: Softmax" in line.where
-    assert Proof((line,), taps=(report,)).passed is False
+    assert found.passed is False
     assert taps_table(report).row_count == 29
 
 

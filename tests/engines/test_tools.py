@@ -22,9 +22,8 @@ from engines.artifacts.collect import Leftover, collect, drop, leftovers
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.inspect import describe
 from engines.doctor import Gpu, examine
-from engines.show.decisions import decisions_table
-from engines.show.doctor import findings_table
-from engines.show.summary import description_table, leftovers_table
+from engines.show.findings import findings_table
+from engines.show.summary import decisions_table, description_table, leftovers_table
 from ldlm.errors import ArtifactError
 
 ROOT = Path(__file__).parents[2]

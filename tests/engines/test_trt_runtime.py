@@ -21,6 +21,7 @@ from engines.artifacts.manifest import FileEntry
 from engines.proof.engine import engine_questions
 from engines.proof.inputs import stage_inputs
 from engines.proof.records import Measurement
+from engines.proof.subject import Subject
 from engines.runtime.engine_file import checked_engine
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
@@ -32,7 +33,8 @@ from engines.tensorrt.cache import RuntimeCache
 from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import load_library
 from engines.tensorrt.stream import Foreign
-from export.stages import compiled, components, stage
+from export.precision import POLICIES
+from export.stages import compared, compiled, components, stage
 from ldlm import LDLM
 from ldlm.errors import (
     ArtifactError,
@@ -418,17 +420,17 @@ def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.Monke
 
 
 def proof_of_engines(folder: Path, small: LDLM) -> list[Measurement]:
-    lines = engine_questions(
-        folder,
-        folders.load(folder),
-        small,
-        ["fp32", "fp16"],
-        runtime_of(folder),
-        components(),
-        [(1, 5), (3, 17)],
-        lambda _: None,
-    )
-    return list(lines)
+    return [
+        line
+        for component in components()
+        for precision in ("fp32", "fp16")
+        for line in engine_questions(
+            Subject(small, compared(component), POLICIES[precision]).at((1, 5), (3, 17)),
+            folder,
+            folders.load(folder),
+            runtime_of(folder),
+        )
+    ]
 
 
 def test_engines_are_compared_with_pytorch(small_artifacts: Path, small: LDLM) -> None:

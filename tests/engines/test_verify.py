@@ -20,7 +20,7 @@ from engines.artifacts.export import Export
 from engines.artifacts.manifest import FileEntry
 from engines.evaluator.half import HalfProducts
 from engines.proof.records import Proof
-from engines.proof.saved import save
+from engines.proof.saved import current, save
 from engines.proof.subject import ALL
 from engines.proof.verify import verify
 from engines.show.proof import answers_table, islands_table, parity_table, tables
@@ -159,12 +159,12 @@ def test_parity_json_and_the_tables(parity: Proof, own_artifacts: Path) -> None:
     assert islands_table(proof).row_count == len(whats)
     assert answers_table(proof).row_count == 9
     assert len(list(tables(proof))) == 3
-    assert verdict(manifest, "fp16", "token_decoder", proof)[2].plain == "pass"
+    assert verdict(current(proof, manifest), "fp16", "token_decoder")[2].plain == "pass"
     # A proof of other files than the present ones is no proof.
     entry = manifest.graph("fp16", "token_decoder")
     other = dataclasses.replace(entry.graph, sha256="0" * 64)
     manifest.put_graph(dataclasses.replace(entry, graph=other))
-    assert verdict(manifest, "fp16", "token_decoder", proof)[2].plain == "not verified"
+    assert verdict(current(proof, manifest), "fp16", "token_decoder")[2].plain == "not verified"
 
 
 def test_components_proved_apart_make_the_same_proof(

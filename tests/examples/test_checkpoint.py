@@ -46,7 +46,7 @@ def rows(grammar_artifacts: Path) -> dict[tuple[str, str], Quality]:
     found = evaluate(
         grammar_artifacts, manifest, CHECKPOINT, PRECISIONS, request, judge, lambda *_: None
     )
-    return {(row.runtime, row.precision): row for row in found}
+    return {(row.runtime, row.precision): row for row in found.rows}
 
 
 def test_the_card_names_the_file_that_is_there() -> None:

@@ -138,16 +138,14 @@ def test_the_graph_is_the_modules(folder: Path, small: LDLM, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["denoiser", "latent_decoder", "token_decoder_logits"])
-def test_rounding_off_leaves_the_formula(
-    folder: Path, small: LDLM, name: str, tmp_path: Path
-) -> None:
+def test_rounding_off_leaves_the_formula(folder: Path, small: LDLM, name: str) -> None:
     spec = stage(name)
-    wide = rounding_off(folder / f"{name}.onnx", tmp_path / "wide.onnx")
-    left = {node.op_type for node in ir.load(wide).graph}
+    arrays = stage_inputs(spec, small.config, 2, 17)
+    with rounding_off(ir.load(folder / f"{name}.onnx")) as wide:
+        left = {node.op_type for node in ir.load(wide).graph}
+        got = OrtStage(wide, spec, small.config)(*arrays)
     assert not left & {"MatMulInteger", "DynamicQuantizeLinear"}
     module = precision.apply(spec.torch(small), spec.component, RULES)
-    arrays = stage_inputs(spec, small.config, 2, 17)
-    got = OrtStage(wide, spec, small.config)(*arrays)
     reference = TorchStage(small, spec, precision.without_rounding(module))(*arrays)
     assert compare(got, reference).relative_l2 < 1e-5
     assert compare(got, TorchStage(small, spec)(*arrays)).relative_l2 > 1e-4  # weights are rounded
