@@ -25,12 +25,14 @@ import onnx
 import onnx_ir as ir
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
 from engines.evaluator.half import fused_attention
 from ldlm.errors import ArtifactError
 
+Array = NDArray[Any]
 # Tensors; NumPy arrays only for dtypes that PyTorch does not have (8 bits and fewer, strings).
 Value = Any
 # Of a node, its inputs, and its attributes by name: one output, or several as a tuple.
@@ -45,7 +47,7 @@ TORCH_DTYPES: dict[ir.DataType, torch.dtype] = {
 } | {ir.DataType.BFLOAT16: torch.bfloat16}
 
 
-def to_value(array: np.ndarray[Any, Any]) -> Value:
+def to_value(array: Array) -> Value:
     """A NumPy array as a tensor; as it is, where PyTorch has no such dtype."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(np.array(array).view(np.uint16)).view(torch.bfloat16)
@@ -55,7 +57,7 @@ def to_value(array: np.ndarray[Any, Any]) -> Value:
         return array
 
 
-def to_array(value: Value) -> np.ndarray[Any, Any]:
+def to_array(value: Value) -> Array:
     """The NumPy array of a value; bfloat16 as ml_dtypes has it."""
     if not isinstance(value, Tensor):
         return np.asarray(value)
@@ -209,8 +211,9 @@ def _reference_of(node: ir.Node) -> ReferenceEvaluator:
     proto.attribute.extend(ir.to_proto(a) for a in node.attributes.values())
     version = node.version or (node.graph.opset_imports.get("") if node.graph else None) or 23
     opsets = [onnx.helper.make_opsetid("", version)]
-    named = (filter(None, names) for names in (inputs, outputs))
-    return ReferenceEvaluator(onnx.helper.make_function("", "one", *named, [proto], opsets))
+    takes, gives = [name for name in inputs if name], [name for name in outputs if name]
+    function = onnx.helper.make_function("", "one", takes, gives, [proto], opsets)
+    return ReferenceEvaluator(function)
 
 
 OPERATORS: dict[str, Operator] = {

@@ -23,7 +23,7 @@ from engines.artifacts.digests import Digests
 from engines.artifacts.export import export_artifacts
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import FileEntry
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.tensorrt.profiles import profiles
 from export.precision import POLICIES, Precision
 from ldlm import LDLM, PRESETS
@@ -57,7 +57,7 @@ def export(checkpoint: Path, folder: Path) -> list[Decision]:
 
 def build(folder: Path, sms: tuple[str, ...] = ("sm89",), **options: object) -> list[Decision]:
     ranges = profiles(CONFIG, **options)  # type: ignore[arg-type]
-    return build_artifacts(folder, None, rtx_target(sms), ranges, lambda *_: None)
+    return build_artifacts(folder, None, Target(sms), ranges, lambda *_: None)
 
 
 def why(decisions: list[Decision]) -> set[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from engines.artifacts import folder as folders
 from engines.artifacts.build import build_artifacts
 from engines.artifacts.export import export_artifacts
 from engines.artifacts.manifest import FileEntry, Manifest
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.show.summary import summary_table
 from engines.tensorrt.profiles import profiles
 from ldlm import LDLM, PRESETS, files
@@ -214,7 +214,7 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
     with folders.updated(own_artifacts) as manifest:
         manifest.engines = []
     before = {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()}
-    arguments = (rtx_target(["sm89"]), profiles(PRESETS["small"]), silent)
+    arguments = (Target(("sm89",)), profiles(PRESETS["small"]), silent)
     monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 100)
     with pytest.raises(DiskSpaceError, match=r"conditioning\.engine") as caught:
         build_artifacts(own_artifacts, ["fp16"], *arguments)
@@ -235,7 +235,7 @@ def test_an_explicit_target_must_be_met(own_artifacts: Path) -> None:
     before = json.loads((own_artifacts / "manifest.json").read_text())
     with pytest.raises(EngineBuildError, match="sm75"):
         build_artifacts(
-            own_artifacts, ["fp16"], rtx_target(["sm75"]), profiles(PRESETS["small"]), silent
+            own_artifacts, ["fp16"], Target(("sm75",)), profiles(PRESETS["small"]), silent
         )
     assert json.loads((own_artifacts / "manifest.json").read_text()) == before
 
@@ -245,7 +245,7 @@ def test_precisions_are_looked_up_before_anything_is_built(own_artifacts: Path) 
         build_artifacts(
             own_artifacts,
             ["fp16", "fp16-without-residual"],
-            rtx_target(["sm89"]),
+            Target(("sm89",)),
             profiles(PRESETS["small"]),
             silent,
         )

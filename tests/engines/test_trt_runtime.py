@@ -229,18 +229,12 @@ def test_sizes_outside_the_profiles_are_refused(small_artifacts: Path) -> None:
 
 def test_a_hole_between_the_profiles(small_artifacts: Path) -> None:
     manifest = folders.load(small_artifacts)
-    entry, plan = checked_engine(
-        small_artifacts, manifest, "fp32", "latent_decoder", "rtx", "sm89", "1.7.0"
-    )
+    runtime = runtime_of(small_artifacts)
+    entry, plan = checked_engine(runtime, small_artifacts, manifest, "latent_decoder", "fp32")
     latency, throughput = entry.profiles["latency"], dict(entry.profiles["throughput"])
     throughput["batch"] = type(throughput["batch"])(4, 4, 8)
-    decoder = TrtStage(
-        runtime_of(small_artifacts),
-        plan,
-        stage("latent_decoder"),
-        manifest.config,
-        {"latency": latency, "throughput": throughput},
-    )
+    ranges = {"latency": latency, "throughput": throughput}
+    decoder = TrtStage(runtime, plan, stage("latent_decoder"), manifest.config, ranges)
     with pytest.raises(StageInputError, match="no profile of the engine holds these sizes"):
         decoder(*inputs_of("latent_decoder", 2, 4, manifest.config))
 
@@ -285,7 +279,7 @@ def test_tensors_on_the_device_are_copied_there(
     expected = decoder(z)
     pointer = runtime.device.allocate(z.nbytes)
     runtime.device.upload(pointer, z, 0)
-    tensor = Foreign(pointer, z.shape, "float32", z.nbytes)
+    tensor = Foreign(runtime.stream, pointer, z.shape, "float32")
     monkeypatch.setattr("engines.runtime.trt_stage.foreign", lambda *_: tensor)
     output = decoder.enqueue(object())
     assert output.__cuda_array_interface__["shape"] == z.shape
@@ -322,23 +316,25 @@ def test_an_engine_that_tensorrt_does_not_take(small_artifacts: Path) -> None:
 
 @pytest.mark.fault(16)
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("precision", "library", "sm", "version", "words"),
     [
-        (("fp32", "denoiser_step", "rtx", "sm90", "1.7.1"), "built for other GPUs"),
-        (("fp32", "denoiser_step", "rtx", "sm75", "1.7.1"), "no float32 matrix product"),
-        (("fp32", "denoiser_step", "rtx", "sm89", "1.8.0"), "another version of TensorRT"),
-        (("fp32", "denoiser_step", "trt", "sm89", "11.4"), "was not built"),
-        (("fp64", "denoiser_step", "rtx", "sm89", "1.7.1"), "was not built"),
+        ("fp32", "rtx", "sm90", "1.7.1", "built for other GPUs"),
+        ("fp32", "rtx", "sm75", "1.7.1", "no float32 matrix product"),
+        ("fp32", "rtx", "sm89", "1.8.0", "another version of TensorRT"),
+        ("fp32", "trt", "sm89", "11.4", "was not built"),
+        ("fp64", "rtx", "sm89", "1.7.1", "was not built"),
     ],
 )
 def test_an_engine_that_cannot_run_here(
-    small_artifacts: Path, arguments: tuple[str, str, str, str, str], words: str
+    small_artifacts: Path, precision: str, library: str, sm: str, version: str, words: str
 ) -> None:
     """Case 16: a reason with a name before TensorRT is asked, and what to do."""
+    runtime, manifest = runtime_of(sm=sm), folders.load(small_artifacts)
+    runtime.name, runtime.version = library, version
     with pytest.raises(ArtifactError, match=words) as caught:
-        checked_engine(small_artifacts, folders.load(small_artifacts), *arguments)
+        checked_engine(runtime, small_artifacts, manifest, "denoiser_step", precision)
     assert "remedy" in str(caught.value)
-    if "sm90" in arguments:
+    if sm == "sm90":
         assert "--target trt" in str(caught.value)
 
 
@@ -372,7 +368,7 @@ def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_pa
     path.write_bytes(mine)
     known = dataclasses.replace(entry, engine=FileEntry.of(own_artifacts, path), sms=("sm89",))
     manifest.put_engine(known)
-    arguments = (own_artifacts, manifest, "fp16", "token_decoder", "rtx", "sm89", "1.7.1")
+    arguments = (runtime_of(), own_artifacts, manifest, "token_decoder", "fp16")
     checked_engine(*arguments)
     path.write_bytes(theirs)
     with pytest.raises(ArtifactError, match="is not the file that was made"):
@@ -392,13 +388,7 @@ def test_an_engine_that_is_not_whole(own_artifacts: Path, damage: str) -> None:
         path.write_bytes(content[:-1])
     with pytest.raises(ArtifactError, match=r"is not the file that was made|is missing"):
         checked_engine(
-            own_artifacts,
-            folders.load(own_artifacts),
-            "fp32",
-            "denoiser_step",
-            "rtx",
-            "sm89",
-            "1.7.1",
+            runtime_of(), own_artifacts, folders.load(own_artifacts), "denoiser_step", "fp32"
         )
 
 

@@ -27,7 +27,7 @@ from engines.artifacts.build import build_artifacts
 from engines.artifacts.collect import collect, leftovers
 from engines.artifacts.digests import Digests
 from engines.artifacts.export import export_artifacts
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.tensorrt.profiles import profiles
 from export.stages import components, stages_of
 from ldlm import PRESETS, files
@@ -84,7 +84,7 @@ def run(what: str, checkpoint: Path, folder: Path, precisions: list[str]) -> Non
         export_artifacts(checkpoint, folder, precisions, lambda _: None)
     else:
         ranges = profiles(PRESETS["small"])
-        build_artifacts(folder, precisions, rtx_target(["sm89"]), ranges, lambda *_: None)
+        build_artifacts(folder, precisions, Target(("sm89",)), ranges, lambda *_: None)
 
 
 def weights_of(folder: Path) -> str:
