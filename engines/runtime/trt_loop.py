@@ -52,7 +52,7 @@ class TrtLoop:
         made = self._conditioning.enqueue(t)
         with stream.turn():
             kept = stream.allocate(made.shape, made.dtype.name)
-            stream.device.copy(kept.pointer, made.pointer, made.nbytes, stream.handle)
+            kept.fill(made)
         return kept
 
     def _steps(self, steps: list[Tables], noise: NoiseStream) -> Generator[LoopStep, None, None]:
@@ -123,7 +123,7 @@ class State(Binding):
         second.noise.fill(0)
         with self._stream.turn():
             for name, slot in (("x", first), ("x0_prev", second), ("noise", second)):
-                self._upload(name, slot)
+                self.memory[name].fill(slot.noise)
             for slot in self.slots:
                 self._device.record(slot.end, self._stream.handle)
                 slot.in_use = True
@@ -148,7 +148,7 @@ class State(Binding):
         handle = self._stream.handle
         with self._stream.turn():
             if noise is not None:
-                self._upload("noise", slot)
+                self.memory["noise"].fill(slot.noise)
             self._device.record(slot.begin, handle)
             self.launch()
             self._device.record(slot.end, handle)
@@ -159,11 +159,7 @@ class State(Binding):
         """A step, and its outputs as the inputs of the next; captured together."""
         super().execute()
         for output, name in HANDED_ON.items():
-            source, target = self.memory[output], self.memory[name]
-            self._device.copy(target.pointer, source.pointer, source.nbytes, self._stream.handle)
-
-    def _upload(self, name: str, slot: Slot) -> None:
-        self._device.upload(self.memory[name].pointer, slot.noise, self._stream.handle)
+            self.memory[name].fill(self.memory[output])
 
 
 class Slot:

@@ -80,10 +80,10 @@ class TrtStage(RuntimeStage):
             ArtifactError: see `engines.runtime.engine_file.checked_engine`.
         """
         entry, plan = checked_engine(runtime, folder, manifest, stage_name, precision)
-        spec, cache = stage(stage_name), None
+        cache = None
         if runtime.library.jit:
-            cache = RuntimeCache.of(entry.engine.sha256, runtime.version, runtime.device)
-        return cls(runtime, plan, spec, manifest.config, entry.profiles, cache=cache)
+            cache = RuntimeCache(entry.engine.sha256, runtime.version, runtime.device)
+        return cls(runtime, plan, stage(stage_name), manifest.config, entry.profiles, cache=cache)
 
     def enqueue(self, *inputs: Any) -> DeviceArray:
         """Start a run, and wait for nothing: its first output on the device.
@@ -230,11 +230,7 @@ class Binding:
     def take(self, feeds: Mapping[str, Feed]) -> None:
         """Copy inputs into the buffers; in a turn."""
         for name, source in feeds.items():
-            pointer = self.memory[name].pointer
-            if isinstance(source, np.ndarray):
-                self._device.upload(pointer, source, self._stream.handle)
-            else:
-                self._device.copy(pointer, source.pointer, source.nbytes, self._stream.handle)
+            self.memory[name].fill(source)
         if any(isinstance(source, Foreign) for source in feeds.values()):
             # Its owner may reuse the memory on a stream that does not wait for ours.
             self._device.synchronize(self._stream.handle)

@@ -120,6 +120,14 @@ class DeviceArray:
         """Its size."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
+    def fill(self, source: Array | DeviceArray) -> None:
+        """Copy another array into it, in stream order; in a turn."""
+        device, handle = self.stream.device, self.stream.handle
+        if isinstance(source, DeviceArray):
+            device.copy(self.pointer, source.pointer, source.nbytes, handle)
+        else:
+            device.upload(self.pointer, source, handle)
+
     def release(self) -> None:
         """Let its memory be used again; it cannot be read any more."""
         self._pointer, self._owner = 0, None
