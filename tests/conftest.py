@@ -11,7 +11,7 @@ import setup_worker  # noqa: F401  # before anything that starts threads
 
 from engines.artifacts.build import Build
 from engines.artifacts.export import Export
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.tensorrt.profiles import profiles
 from engines.tensorrt.targets import parse_sms
 from ldlm import LDLM, PRESETS, files
@@ -60,7 +60,7 @@ def small_artifacts(small_checkpoint: Path, shared: Path) -> Path:
     with files.locked(shared):
         if not folder.exists():
             Export(small_checkpoint, folder, ["fp32", "fp16", "bf16"]).run(lambda _: None)
-            target = rtx_target(parse_sms("all"), skip_unsupported=True)
+            target = Target(parse_sms("all"), skip_unsupported=True)
             ranges = profiles(PRESETS["small"])
             Build(folder, target, ranges).run(None, lambda *_: None)
     return folder

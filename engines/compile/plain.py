@@ -6,11 +6,11 @@ For GPUs that TensorRT-RTX does not know, Hopper among them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from engines.compile.network import BuiltEngine, Progress, StageBuild
 from engines.tensorrt.cache import cache_file
 from engines.tensorrt.device import Cuda
+from engines.tensorrt.library import load_library
 from engines.tensorrt.profiles import Profiles
 from export.stages import StageSpec
 from ldlm import files
@@ -21,22 +21,12 @@ def build_engine_here(
     path: Path,
     spec: StageSpec,
     config: LDLMConfig,
-    *,
-    trt: Any,
     device: Cuda,
     profiles: Profiles,
     progress: Progress | None = None,
 ) -> BuiltEngine:
-    """Compile one stage for the GPU at hand.
-
-    Args:
-        path, spec, config, profiles, progress: as for `engines.compile.rtx.build_engine`.
-        trt: the library's module.
-        device: the GPU.
-
-    Raises:
-        EngineBuildError: the graph or a profile is refused.
-    """
+    """Compile one stage for the GPU at hand; see `engines.compile.rtx.build_engine`."""
+    trt = load_library("trt")
     build = StageBuild(trt, path, spec)
     settings = build.settings(config, profiles)
     cache = cache_file("timing", str(trt.__version__), device)

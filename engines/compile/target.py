@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engines.tensorrt.library import LIBRARIES, load_library
 from engines.tensorrt.profiles import Profiles
@@ -22,30 +22,41 @@ from ldlm.errors import ConfigError
 
 if TYPE_CHECKING:
     from engines.compile.network import BuiltEngine, Progress
+    from engines.tensorrt.device import Cuda
 
 
 @dataclass(frozen=True)
 class Target:
-    """A build target.
+    """TensorRT-RTX for a list of compute capabilities, or plain TensorRT for the GPU at hand.
 
     Attributes:
-        name: of the folder its engines are in: "rtx", or "trt-sm90".
-        library: of `engines.tensorrt.library.LIBRARIES`.
-        devices: that it builds for, in words.
-        options: of the function that builds.
+        sms: the compute capabilities.
+        skip_unsupported: of TensorRT-RTX, leave out, and record, what a stage cannot have.
         unfused: attention is built from single operators, in float32.
+        device: of plain TensorRT, the GPU.
     """
 
-    name: str
-    library: str
-    devices: str
-    options: Mapping[str, Any]
+    sms: tuple[str, ...]
+    skip_unsupported: bool = False
     unfused: bool = False
+    device: Cuda | None = None
+
+    @property
+    def library(self) -> str:
+        """Of `engines.tensorrt.library.LIBRARIES`."""
+        return RTX if self.device is None else "trt"
+
+    @property
+    def name(self) -> str:
+        """Of the folder its engines are in: "rtx", or "trt-sm90"."""
+        return target_of(self.library, self.sms[0])
 
     @property
     def asked(self) -> str:
         """Devices and settings, in words: engines of another wording are built anew."""
-        return self.devices + ", attention unfused" * self.unfused
+        sms = " ".join(self.sms) + " where possible" * self.skip_unsupported
+        devices = sms if self.device is None else self.device.name
+        return devices + ", attention unfused" * self.unfused
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -67,14 +78,24 @@ class Target:
         progress: Progress,
     ) -> BuiltEngine:
         """Compile one stage; see `engines.compile.rtx.build_engine`."""
-        compiled: Callable[..., BuiltEngine]
-        if self.library == RTX:
-            from engines.compile.rtx import build_engine as compiled
-        else:
-            from engines.compile.plain import build_engine_here as compiled
-        options = {"profiles": profiles, "progress": progress, **self.options}
         with _unfused(path) if self.unfused else contextlib.nullcontext(path) as graph:
-            built = compiled(graph, spec, config, **options)
+            if self.device is None:
+                from engines.compile.rtx import build_engine
+
+                sms, skip = self.sms, self.skip_unsupported
+                built = build_engine(
+                    graph,
+                    spec,
+                    config,
+                    sms=sms,
+                    profiles=profiles,
+                    skip_unsupported=skip,
+                    progress=progress,
+                )
+            else:
+                from engines.compile.plain import build_engine_here
+
+                built = build_engine_here(graph, spec, config, self.device, profiles, progress)
         if not self.unfused:
             return built
         return replace(built, builder={**built.builder, "attention": "unfused, in float32"})
@@ -98,41 +119,14 @@ def chosen_target(target: str = RTX, sms: str = "all", *, unfused: bool = False)
         raise ConfigError("no such build target", expected=" or ".join(LIBRARIES), got=target)
     everything = sms.strip().lower() == "all"
     if target == RTX:
-        return rtx_target(parse_sms(sms), skip_unsupported=everything, unfused=unfused)
+        return Target(parse_sms(sms), skip_unsupported=everything, unfused=unfused)
     if not everything:
         raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sms)
-    return trt_target(unfused=unfused)
-
-
-def rtx_target(
-    sms: Sequence[str], *, skip_unsupported: bool = False, unfused: bool = False
-) -> Target:
-    """TensorRT-RTX, on any machine, for a list of compute capabilities.
-
-    Args:
-        sms: names of `engines.tensorrt.targets.RTX_SMS`.
-        skip_unsupported: leave out, and record, what a stage cannot have.
-        unfused: build attention from single operators, in float32.
-    """
-    devices = " ".join(sms) + " where possible" * skip_unsupported
-    options = {"sms": sms, "skip_unsupported": skip_unsupported}
-    return Target(RTX, RTX, devices, options, unfused)
-
-
-def trt_target(*, unfused: bool = False) -> Target:
-    """Plain TensorRT, for the GPU at hand.
-
-    Args:
-        unfused: as for `rtx_target`.
-
-    Raises:
-        ProviderError: no library, no driver or no GPU.
-    """
     from engines.tensorrt.device import Cuda
 
-    trt, device = load_library("trt"), Cuda()
-    options = {"trt": trt, "device": device}
-    return Target(target_of("trt", device.sm), "trt", device.name, options, unfused)
+    load_library(target)
+    device = Cuda()
+    return Target((device.sm,), unfused=unfused, device=device)
 
 
 @contextlib.contextmanager

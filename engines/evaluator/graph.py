@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 
 from engines.evaluator import ops
+from engines.evaluator.ops import Array
 from ldlm.errors import ArtifactError
-
-Array = NDArray[Any]
 
 
 class Evaluator:

@@ -9,34 +9,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from engines.artifacts.manifest import EngineEntry, Manifest, read
+from engines.runtime.trt import TrtRuntime
 from engines.tensorrt.targets import NO_RTX, target_of
 from ldlm.errors import ArtifactError
 
 
 def checked_engine(
-    folder: Path,
-    manifest: Manifest,
-    precision: str,
-    stage: str,
-    library: str,
-    sm: str,
-    version: str,
+    runtime: TrtRuntime, folder: Path, manifest: Manifest, stage: str, precision: str
 ) -> tuple[EngineEntry, bytes]:
-    """The entry and the bytes of an engine that this GPU and this TensorRT can run.
-
-    Args:
-        folder, manifest: the artifacts.
-        precision, stage: which engine.
-        library: "rtx" or "trt".
-        sm: compute capability of the GPU, such as "sm89".
-        version: of the TensorRT library that will load it.
+    """The entry and the bytes of an engine that the runtime's GPU and library can run.
 
     Raises:
         ArtifactError: it was not built, or built for other GPUs, by another version, or from
             another graph; or the file is missing, cut or changed.
     """
-    target = target_of(library, sm)
-    build = f"ldlm build {folder} --precision {precision} --target {library}"
+    sm, version = runtime.device.sm, runtime.version
+    target = target_of(runtime.name, sm)
+    build = f"ldlm build {folder} --precision {precision} --target {runtime.name}"
     entry = manifest.engine(precision, stage, target)
     if entry is None:
         built = sorted({f"{e.precision} {e.target}" for e in manifest.engines if e.stage == stage})

@@ -9,24 +9,20 @@ from typing import Any
 import onnx_ir as ir
 
 from engines.evaluator.graph import Evaluator
-from engines.runtime.stage import Array, RuntimeStage
-from export.stages import StageSpec, graph_ranges
+from engines.runtime.stage import Array, GraphStage
+from export.stages import StageSpec
 from ldlm.config import LDLMConfig
 
 
-class EvaluatorStage(RuntimeStage):
+class EvaluatorStage(GraphStage):
     """One stage on the evaluator; see `engines.evaluator.graph`.
-
-    Args:
-        path: the .onnx file.
-        spec, config: what its tensors look like.
 
     Raises:
         ArtifactError: the evaluator lacks an operator of the graph.
     """
 
     def __init__(self, path: Path, spec: StageSpec, config: LDLMConfig) -> None:
-        super().__init__(spec, config, graph_ranges(config), "cpu")
+        super().__init__(path, spec, config)
         self._evaluator = Evaluator(ir.load(path).graph)
 
     def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> dict[str, Array]:

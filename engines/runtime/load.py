@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,28 +49,22 @@ def load_stages(
         ArtifactError: artifacts missing or changed, or made from another checkpoint.
     """
     precision = Precision.of(precision)
-    require_runtime(runtime)
-    only = "cuda" if runtime in LIBRARIES else "cpu"
-    if runtime != "ort" and provider not in (None, only):
-        raise ConfigError(f"runtime {runtime} has one device", expected=only, got=provider)
-    if plain and runtime != "ort":
-        raise ConfigError("plain is for runtime ort", expected="ort", got=runtime)
-    precision.require(runtime)
-    if precision.is_integer and provider == "cuda":
-        raise ConfigError(
-            "products in integers are for CPUs", expected="--provider cpu", got=f"{precision}, cuda"
-        )
+    _require(runtime, precision, provider, plain)
     if checkpoint is not None:
         require_origin(manifest, checkpoint)
-    if runtime in LIBRARIES:
-        return _tensorrt(runtime, folder, manifest, precision)
-    load = _loader(runtime, folder, manifest, precision, provider or "cpu", checkpoint)
+    load = _loader(runtime, checkpoint, folder, manifest, precision, provider or "cpu")
     denoiser, latents, tokens = SAMPLED
     conditioning, step = LOOP
+    if runtime in LIBRARIES:
+        from engines.runtime.trt_loop import TrtLoop
+
+        loop: Loop = TrtLoop(load(conditioning), load(step))
+        # What goes from the loop to the decoders stays on the device.
+        return Stages(manifest.config, loop, load(latents).enqueue, load(tokens))
     if runtime == "ort" and not plain:
         from engines.runtime.ort_loop import OrtLoop
 
-        loop: Loop = OrtLoop(load(conditioning), load(step, cuda_graphs=True))
+        loop = OrtLoop(load(conditioning), load(step, cuda_graphs=True))
     else:
         loop = DenoiserLoop(load(denoiser))
     # One scale holds for all integers of a call: with others in it, a text would change.
@@ -106,16 +101,29 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     return tokenizers.parse(text, manifest.config)
 
 
+def _require(runtime: str, precision: Precision, provider: str | None, plain: bool) -> None:
+    require_runtime(runtime)
+    only = "cuda" if runtime in LIBRARIES else "cpu"
+    if runtime != "ort" and provider not in (None, only):
+        raise ConfigError(f"runtime {runtime} has one device", expected=only, got=provider)
+    if plain and runtime != "ort":
+        raise ConfigError("plain is for runtime ort", expected="ort", got=runtime)
+    precision.require(runtime)
+    if precision.is_integer and provider == "cuda":
+        raise ConfigError(
+            "products in integers are for CPUs", expected="--provider cpu", got=f"{precision}, cuda"
+        )
+
+
 def _loader(
     runtime: str,
+    checkpoint: Path | None,
     folder: Path,
     manifest: Manifest,
     precision: Precision,
     provider: str,
-    checkpoint: Path | None,
 ) -> Callable[..., Any]:
-    """What makes a stage of a name, on a runtime without engines."""
-    config = manifest.config
+    """What makes a stage of its name."""
     if runtime == "torch":
         if checkpoint is None:
             raise ArtifactError("the reference needs the checkpoint", remedy="give --checkpoint")
@@ -124,33 +132,19 @@ def _loader(
 
         model = LDLM.from_checkpoint(checkpoint)
         return lambda name: TorchStage(model, stage(name))
-    if runtime == "evaluator":
+    make: Callable[..., Any]
+    if runtime in LIBRARIES:
+        from engines.runtime.trt import TrtRuntime
+        from engines.runtime.trt_stage import TrtStage
+
+        # The engines share a stream and scratch memory.
+        make = functools.partial(TrtStage.from_artifacts, TrtRuntime(runtime))
+    elif runtime == "evaluator":
         from engines.runtime.evaluator import EvaluatorStage
 
-        def evaluated(name: str) -> EvaluatorStage:
-            path = manifest.graph(str(precision), name).verified(folder)
-            return EvaluatorStage(path, stage(name), config)
+        make = EvaluatorStage.from_artifacts
+    else:
+        from engines.runtime.ort import OrtStage
 
-        return evaluated
-    from engines.runtime.ort import OrtStage
-
-    return lambda name, **options: OrtStage.from_artifacts(
-        folder, manifest, name, str(precision), provider=provider, **options
-    )
-
-
-def _tensorrt(runtime: str, folder: Path, manifest: Manifest, precision: Precision) -> Stages:
-    """The engines, in one runtime: they share the stream and the scratch memory.
-
-    What goes from the loop to the decoders stays on the device.
-    """
-    from engines.runtime.trt import TrtRuntime
-    from engines.runtime.trt_loop import TrtLoop
-    from engines.runtime.trt_stage import TrtStage
-
-    shared = TrtRuntime(runtime)
-    conditioning, step, latents, tokens = (
-        TrtStage.from_artifacts(shared, folder, manifest, name, str(precision))
-        for name in (*LOOP, *SAMPLED[1:])
-    )
-    return Stages(manifest.config, TrtLoop(conditioning, step), latents.enqueue, tokens)
+        make = functools.partial(OrtStage.from_artifacts, provider=provider)
+    return lambda name, **options: make(folder, manifest, name, str(precision), **options)

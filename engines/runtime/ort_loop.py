@@ -10,30 +10,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime as ort
 
 from engines.runtime.ort import OrtStage
 from engines.runtime.pool import Pool
-from engines.runtime.stage import Array, check_inputs, signature
-from engines.runtime.step_tables import Chunk, chunks
+from engines.runtime.stage import Array
+from engines.runtime.step_tables import HANDED_ON, Tables, tables
 from ldlm.noise import NoiseStream
 from ldlm.sampler import LoopStep, Steps
 from ldlm.solvers import StepTable
-
-
-@dataclass(frozen=True)
-class Tables:
-    """A chunk of the steps as `denoiser_step` reads it."""
-
-    chunk: Chunk
-    modulations: Array
-
-
-# What a step hands to the next: input and output.
-STATE = {"x": "x_next", "x0_prev": "x0_hat", "step": "next_step"}
 
 
 class OrtLoop:
@@ -52,17 +39,16 @@ class OrtLoop:
 
         The steps raise StageInputError for a batch or length that the graph was not made for.
         """
-        tables = [Tables(chunk, self._conditioning(chunk.t)) for chunk in chunks(table)]
-        return lambda noise: self._steps(tables, noise)
+        return functools.partial(self._steps, tables(table, self._conditioning))
 
-    def _steps(self, tables: list[Tables], noise: NoiseStream) -> Generator[LoopStep, None, None]:
-        make = functools.partial(Buffers, self._step, noise.shape, tables[0])
+    def _steps(self, steps: list[Tables], noise: NoiseStream) -> Generator[LoopStep, None, None]:
+        make = functools.partial(Buffers, self._step, noise.shape, steps[0])
         with self._idle.take(noise.shape, make) as buffers:
             buffers.begin(noise)
-            for item in tables:
-                buffers.read(item)
-                for row in range(item.chunk.steps):
-                    if item.chunk.needs_noise(row):
+            for table in steps:
+                buffers.read(table)
+                for row in range(table.steps):
+                    if table.needs_noise(row):
                         buffers.draw(noise)
                     started = time.perf_counter()
                     buffers.call()
@@ -79,7 +65,7 @@ class Buffers:
     Args:
         step: the graph.
         shape: (B, T, d).
-        first: tables of the size that will be read.
+        first: of the tables that will be read, which are of one size.
 
     Raises:
         StageInputError: the graph does not take the shape.
@@ -88,23 +74,15 @@ class Buffers:
     def __init__(self, step: OrtStage, shape: tuple[int, ...], first: Tables) -> None:
         self._stage = step
         self._noise = np.zeros(shape, np.float32)
-        arrays: dict[str, Array] = {
-            "x": self._noise,
-            "x0_prev": self._noise,
-            "step": np.zeros(1, np.int64),
-            "modulations": first.modulations,
-            "coefficients": first.chunk.coefficients,
-            "noise": self._noise,
-        }
-        found = {name: signature(step.spec, name, array) for name, array in arrays.items()}
-        check_inputs(step.spec, step.config, step.ranges, found)
+        names = ("x", "x0_prev", "noise")
+        arrays = step.checked({**dict.fromkeys(names, self._noise), **first.inputs})
 
         def value(name: str) -> ort.OrtValue:
             # A copy: on the CPU the value would otherwise be the array itself.
             return ort.OrtValue.ortvalue_from_numpy(arrays[name].copy(), step.device, 0)
 
         self._inputs = {name: value(name) for name in ("modulations", "coefficients", "noise")}
-        self._state = {name: (value(name), value(name)) for name in STATE}
+        self._state = {name: (value(name), value(name)) for name in HANDED_ON.values()}
         self._bindings = [self._bound(source) for source in (0, 1)]
         self._options = [step.run_options() for _ in self._bindings]
         self._turn = 0
@@ -118,9 +96,9 @@ class Buffers:
 
     def read(self, tables: Tables) -> None:
         """Let the next calls read these tables, from their first row."""
-        self._inputs["modulations"].update_inplace(tables.modulations)
-        self._inputs["coefficients"].update_inplace(tables.chunk.coefficients)
-        self._state["step"][self._turn].update_inplace(np.zeros(1, np.int64))
+        values = {**self._inputs, "step": self._state["step"][self._turn]}
+        for name, array in tables.inputs.items():
+            values[name].update_inplace(array)
 
     def draw(self, noise: NoiseStream) -> None:
         """Give the next call noise of its own."""
@@ -144,7 +122,7 @@ class Buffers:
         binding = self._stage.session.io_binding()
         for name, value in self._inputs.items():
             binding.bind_ortvalue_input(name, value)
-        for name, output in STATE.items():
+        for output, name in HANDED_ON.items():
             binding.bind_ortvalue_input(name, self._state[name][source])
             binding.bind_ortvalue_output(output, self._state[name][1 - source])
         return binding

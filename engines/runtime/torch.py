@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engines.runtime.stage import Array, RuntimeStage
-from export.stages import StageSpec, graph_ranges
+from export.stages import StageSpec
 from ldlm.model import LDLM
 
 
@@ -24,7 +24,7 @@ class TorchStage(RuntimeStage):
     """
 
     def __init__(self, model: LDLM, spec: StageSpec, module: nn.Module | None = None) -> None:
-        super().__init__(spec, model.config, graph_ranges(model.config), "cpu")
+        super().__init__(spec, model.config)
         self.module = (spec.torch(model) if module is None else module).eval()
 
     def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> dict[str, Array]:

@@ -84,19 +84,19 @@ class TrtRuntime:
         if self._runtime is None:
             raise EngineRunError("the TensorRT runtime is closed", stage=stage)
         with self.stream.turn():
-            self.said()
+            self.reported()
             engine = self._runtime.deserialize_cuda_engine(plan)
             if engine is None:
                 raise ArtifactError(
                     f"{self.library.package} {self.version} does not take the engine",
                     stage=stage,
-                    got=self.said(),
+                    got=self.reported(),
                     remedy="ldlm build it again with this version, for this GPU",
                 )
             self.scratch.reserve(engine.device_memory_size_v2)
         return engine
 
-    def said(self) -> str:
+    def reported(self) -> str:
         """What the library has reported since it was last asked."""
         text = "; ".join(dict.fromkeys(self._messages.errors))[:1000]
         self._messages.errors.clear()

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import numpy as np
 
 from engines.runtime.pool import Lease
-from engines.runtime.stage import Array, check_inputs
-from engines.runtime.step_tables import Chunk, chunks
+from engines.runtime.stage import Shaped
+from engines.runtime.step_tables import HANDED_ON, Tables, tables
 from engines.runtime.trt_stage import Binding, Sizes, TrtStage
-from engines.tensorrt.device import Cuda
 from engines.tensorrt.stream import DeviceArray, Stream
 from export.stages import BATCH
 from ldlm.errors import SamplerError
-from ldlm.noise import NoiseStream
+from ldlm.noise import Float32s, NoiseStream
 from ldlm.sampler import LoopStep, Steps
 from ldlm.solvers import StepTable
-
-# An output of a step, and the input of the next one that it becomes.
-HANDED_ON = (("x_next", "x"), ("x0_hat", "x0_prev"), ("next_step", "step"))
 
 
 class TrtLoop:
@@ -48,24 +44,30 @@ class TrtLoop:
         The steps raise StageInputError for a batch or length that no profile holds, and
         EngineRunError where TensorRT or CUDA fails.
         """
-        tables = [Tables(self._conditioning, chunk) for chunk in chunks(table)]
-        return functools.partial(self._steps, tables)
+        return functools.partial(self._steps, tables(table, self._modulations))
 
-    def _steps(
-        self, tables: Sequence[Tables], noise: NoiseStream
-    ) -> Generator[LoopStep, None, None]:
+    def _modulations(self, t: Float32s) -> DeviceArray:
+        """In memory of their own: what `conditioning` runs on serves the next table."""
+        stream = self._conditioning.runtime.stream
+        made = self._conditioning.enqueue(t)
+        with stream.turn():
+            kept = stream.allocate(made.shape, made.dtype.name)
+            kept.fill(made)
+        return kept
+
+    def _steps(self, steps: list[Tables], noise: NoiseStream) -> Generator[LoopStep, None, None]:
         sizes = self._checked(noise)
         lease = self._idle.take(noise.shape, lambda: State(self._step, sizes))
         with lease as state:
             held = weakref.ref(lease)
             try:
                 state.begin(noise)
-                for table in tables:
+                for table in steps:
                     state.read(table)
-                    for row in range(table.chunk.steps):
+                    for row in range(table.steps):
                         if (seconds := state.free_slot()) is not None:
                             yield _told(held, state.launches - 1, seconds)
-                        state.step(noise if table.chunk.needs_noise(row) else None)
+                        state.step(noise if table.needs_noise(row) else None)
                 for behind in (1, 0):
                     if (seconds := state.free_slot(behind)) is not None:
                         yield _told(held, state.launches - behind, seconds)
@@ -77,10 +79,10 @@ class TrtLoop:
         """Batch and length, after the step's own check of its inputs."""
         spec, config = self._step.spec, self._step.config
         found = {
-            t.name: (t.dtype, noise.shape if BATCH in t.axes else t.shape(config, {}))
+            t.name: Shaped(t.dtype, noise.shape if BATCH in t.axes else t.shape(config, {}))
             for t in spec.inputs
         }
-        return check_inputs(spec, config, self._step.ranges, found)
+        return self._step.check(found)
 
 
 def _told(held: weakref.ref[Lease[State]], number: int, seconds: float) -> LoopStep:
@@ -121,7 +123,7 @@ class State(Binding):
         second.noise.fill(0)
         with self._stream.turn():
             for name, slot in (("x", first), ("x0_prev", second), ("noise", second)):
-                self._upload(name, slot)
+                self.memory[name].fill(slot.noise)
             for slot in self.slots:
                 self._device.record(slot.end, self._stream.handle)
                 slot.in_use = True
@@ -146,7 +148,7 @@ class State(Binding):
         handle = self._stream.handle
         with self._stream.turn():
             if noise is not None:
-                self._upload("noise", slot)
+                self.memory["noise"].fill(slot.noise)
             self._device.record(slot.begin, handle)
             self.launch()
             self._device.record(slot.end, handle)
@@ -156,38 +158,8 @@ class State(Binding):
     def execute(self) -> None:
         """A step, and its outputs as the inputs of the next; captured together."""
         super().execute()
-        for output, name in HANDED_ON:
-            source, target = self.memory[output], self.memory[name]
-            self._device.copy(target.pointer, source.pointer, source.nbytes, self._stream.handle)
-
-    def _upload(self, name: str, slot: Slot) -> None:
-        self._device.upload(self.memory[name].pointer, slot.noise, self._stream.handle)
-
-
-class Tables:
-    """A chunk of the steps as `denoiser_step` reads it, in device memory of its own.
-
-    Args:
-        conditioning: computes the modulations.
-        chunk: of the steps.
-
-    Attributes:
-        inputs: modulations [TABLE_STEPS, rows, d], coefficients [TABLE_STEPS, 3], and the number
-            of the first row, by the names of the step's inputs.
-    """
-
-    def __init__(self, conditioning: TrtStage, chunk: Chunk) -> None:
-        self.chunk = chunk
-        stream = conditioning.runtime.stream
-        made = conditioning.enqueue(chunk.t)
-        with stream.turn():
-            modulations = stream.allocate(made.shape, made.dtype.name)
-            stream.device.copy(modulations.pointer, made.pointer, made.nbytes, stream.handle)
-        self.inputs: dict[str, Array | DeviceArray] = {
-            "modulations": modulations,
-            "coefficients": chunk.coefficients,
-            "step": np.zeros(1, np.int64),
-        }
+        for output, name in HANDED_ON.items():
+            self.memory[name].fill(self.memory[output])
 
 
 class Slot:
@@ -204,7 +176,7 @@ class Slot:
     """
 
     def __init__(self, stream: Stream, shape: tuple[int, ...]) -> None:
-        self._device: Cuda = stream.device
+        self._device = stream.device
         with stream.turn():
             self.noise = self._device.pinned(int(np.prod(shape))).reshape(shape)
             self.begin, self.end = self._device.event(), self._device.event()

@@ -12,7 +12,7 @@ import numpy as np
 from engines.artifacts.manifest import Manifest
 from engines.runtime.engine_file import checked_engine
 from engines.runtime.pool import Lease, Pool
-from engines.runtime.stage import Array, RuntimeStage, check_inputs, named, signature
+from engines.runtime.stage import Array, RuntimeStage, named
 from engines.runtime.trt import TrtRuntime
 from engines.tensorrt.cache import RuntimeCache
 from engines.tensorrt.device import Cuda
@@ -25,7 +25,7 @@ from ldlm.errors import ArtifactError, EngineRunError, StageInputError
 log = logging.getLogger(__name__)
 
 Sizes = Mapping[str, int]  # of the dynamic axes
-Feed = Array | DeviceArray | Foreign
+Feed = Array | DeviceArray
 
 
 class TrtStage(RuntimeStage):
@@ -57,7 +57,7 @@ class TrtStage(RuntimeStage):
         *,
         cache: RuntimeCache | None = None,
     ) -> None:
-        super().__init__(spec, config, _envelope(profiles), "cuda")
+        super().__init__(spec, config, "cuda", _envelope(profiles))
         self.runtime, self.captures = runtime, True
         self._profiles, self._cache = profiles, cache
         engine = runtime.engine(plan, spec.name)
@@ -79,14 +79,11 @@ class TrtStage(RuntimeStage):
         Raises:
             ArtifactError: see `engines.runtime.engine_file.checked_engine`.
         """
-        device, version = runtime.device, runtime.version
-        entry, plan = checked_engine(
-            folder, manifest, precision, stage_name, runtime.name, device.sm, version
-        )
-        spec, cache = stage(stage_name), None
+        entry, plan = checked_engine(runtime, folder, manifest, stage_name, precision)
+        cache = None
         if runtime.library.jit:
-            cache = RuntimeCache.of(entry.engine.sha256, version, device)
-        return cls(runtime, plan, spec, manifest.config, entry.profiles, cache=cache)
+            cache = RuntimeCache(entry.engine.sha256, runtime.version, runtime.device)
+        return cls(runtime, plan, stage(stage_name), manifest.config, entry.profiles, cache=cache)
 
     def enqueue(self, *inputs: Any) -> DeviceArray:
         """Start a run, and wait for nothing: its first output on the device.
@@ -104,7 +101,7 @@ class TrtStage(RuntimeStage):
                 the profiles.
             EngineRunError: a tensor that cannot be read; or TensorRT or CUDA reports a failure.
         """
-        lease = self._launched(self._checked(named(self.spec, inputs)))
+        lease = self._launched(self.checked(named(self.spec, inputs)))
         return lease.thing.output(self.spec.outputs[0].name, lease)
 
     def close(self) -> None:
@@ -164,7 +161,7 @@ class TrtStage(RuntimeStage):
         """Raise EngineRunError unless TensorRT has done it."""
         if not done:
             raise EngineRunError(
-                f"TensorRT refuses the {what}", stage=self.spec.name, got=self.runtime.said()
+                f"TensorRT refuses the {what}", stage=self.spec.name, got=self.runtime.reported()
             )
 
     def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> dict[str, Array]:
@@ -185,22 +182,13 @@ class TrtStage(RuntimeStage):
             binding.launch()
         return lease
 
-    def _checked(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        seen = {name: self._look(tensor) for name, tensor in feeds.items()}
-        found = {
-            n: signature(self.spec, n, t) if isinstance(t, np.ndarray) else (str(t.dtype), t.shape)
-            for n, t in seen.items()
-        }
-        check_inputs(self.spec, self.config, self.ranges, found)
-        return seen
-
-    def _look(self, tensor: Any) -> Feed:
+    def _readable(self, name: str, value: Any) -> Feed:
         stream = self.runtime.stream
-        if isinstance(tensor, np.ndarray):
-            return np.ascontiguousarray(tensor)
-        if isinstance(tensor, DeviceArray) and tensor.stream is stream:
-            return tensor  # its work comes in order
-        return foreign(tensor, stream)
+        if isinstance(value, np.ndarray):
+            return np.ascontiguousarray(value)
+        if isinstance(value, DeviceArray) and value.stream is stream:
+            return value  # its work comes in order
+        return foreign(value, stream)
 
 
 class Binding:
@@ -242,11 +230,7 @@ class Binding:
     def take(self, feeds: Mapping[str, Feed]) -> None:
         """Copy inputs into the buffers; in a turn."""
         for name, source in feeds.items():
-            pointer = self.memory[name].pointer
-            if isinstance(source, np.ndarray):
-                self._device.upload(pointer, source, self._stream.handle)
-            else:
-                self._device.copy(pointer, source.pointer, source.nbytes, self._stream.handle)
+            self.memory[name].fill(source)
         if any(isinstance(source, Foreign) for source in feeds.values()):
             # Its owner may reuse the memory on a stream that does not wait for ours.
             self._device.synchronize(self._stream.handle)

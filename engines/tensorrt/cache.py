@@ -21,19 +21,14 @@ def cache_file(what: str, version: str, device: Cuda) -> Path:
 class RuntimeCache:
     """The kernels that TensorRT-RTX compiled on this device for an engine, kept on disk.
 
-    Args:
+    Attributes:
         path: the file; one that cannot be used is replaced, and the log says so.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, engine_sha256: str, version: str, device: Cuda) -> None:
+        self.path = cache_file(engine_sha256[:16], version, device)
         self._cache: Any = None
         self._saved = b""
-
-    @classmethod
-    def of(cls, engine_sha256: str, version: str, device: Cuda) -> RuntimeCache:
-        """The cache of an engine on a GPU, in the user's cache folder."""
-        return cls(cache_file(engine_sha256[:16], version, device))
 
     def attach(self, settings: Any) -> None:
         """Let a context use it; call before the context is made."""

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldlm.errors import EngineRunError, ProviderError, installs
+from ldlm.noise import Float32s
 
 Array = NDArray[Any]
-Float32s = NDArray[np.float32]
 
 
 class Cuda:

@@ -8,7 +8,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -121,6 +120,14 @@ class DeviceArray:
         """Its size."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
+    def fill(self, source: Array | DeviceArray) -> None:
+        """Copy another array into it, in stream order; in a turn."""
+        device, handle = self.stream.device, self.stream.handle
+        if isinstance(source, DeviceArray):
+            device.copy(self.pointer, source.pointer, source.nbytes, handle)
+        else:
+            device.upload(self.pointer, source, handle)
+
     def release(self) -> None:
         """Let its memory be used again; it cannot be read any more."""
         self._pointer, self._owner = 0, None
@@ -161,14 +168,8 @@ class DeviceArray:
         return view.__dlpack__(**options)
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """A contiguous tensor of another library, on the device."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
+class Foreign(DeviceArray):
+    """A contiguous tensor of another library, which the stream reads in place."""
 
 
 def foreign(tensor: Any, stream: Stream) -> Foreign:
@@ -202,8 +203,7 @@ def foreign(tensor: Any, stream: Stream) -> Foreign:
             got=f"{type(tensor).__name__}: {error}",
             remedy="of a tensor on the host, its NumPy array: x.numpy()",
         ) from error
-    shape, size = tuple(view.shape), int(np.prod(view.shape)) * dtype.itemsize
-    device = stream.device.index
+    shape, device = tuple(view.shape), stream.device.index
     # Only flags are asked for: an element of one byte stands for each of the tensor's.
     strides = view.strides
     dense = strides is None or as_strided(np.empty(1, np.uint8), shape, strides).flags.c_contiguous
@@ -213,4 +213,4 @@ def foreign(tensor: Any, stream: Stream) -> Foreign:
             expected=f"contiguous, on device {device}",
             got=f"shape {shape}, strides {strides}, device {view.device_id}",
         )
-    return Foreign(view.ptr, shape, dtype.name, size)
+    return Foreign(stream, view.ptr, shape, dtype.name, tensor)

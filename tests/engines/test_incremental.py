@@ -21,7 +21,7 @@ from engines.artifacts.digests import closure, source_digest
 from engines.artifacts.export import Export
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.manifest import FileEntry
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.tensorrt.profiles import profiles
 from export.precision import POLICIES, Precision
 from ldlm import LDLM, PRESETS
@@ -54,7 +54,7 @@ def export(checkpoint: Path, folder: Path) -> list[Decision]:
 
 def build(folder: Path, sms: tuple[str, ...] = ("sm89",), **options: object) -> list[Decision]:
     ranges = profiles(CONFIG, **options)  # type: ignore[arg-type]
-    return Build(folder, rtx_target(sms), ranges).run(None, lambda *_: None)
+    return Build(folder, Target(sms), ranges).run(None, lambda *_: None)
 
 
 def why(decisions: list[Decision]) -> set[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from files_of import copy_graphs, graph_path
 
 from engines.artifacts import folder as folders
 from engines.artifacts.build import Build
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.proof.drift import drift
 from engines.proof.gates import SIGNAL_LOST, precision_limit
 from engines.proof.questions import ProofOptions
@@ -175,7 +175,7 @@ def test_together_they_would_change_one_another(int8_artifacts: Path) -> None:
 
 def test_what_it_is_not_for(int8_artifacts: Path, small: LDLM) -> None:
     manifest = folders.load(int8_artifacts)
-    target = rtx_target(parse_sms("80"))
+    target = Target(parse_sms("80"))
     with pytest.raises(ConfigError, match="rtx does not run this precision"):
         Build(int8_artifacts, target, profiles(small.config)).run(["int8"], lambda *_: None)
     for options, reason in (
@@ -227,7 +227,7 @@ def test_without_a_list_int8_is_left_out_of_what_it_is_not_for(
 
 def test_other_precisions_are_built_beside_it(int8_artifacts: Path, small: LDLM) -> None:
     """`ldlm build` without a list takes what TensorRT takes."""
-    target = rtx_target(parse_sms("all"), skip_unsupported=True)
+    target = Target(parse_sms("all"), skip_unsupported=True)
     ranges = profiles(small.config)
     decisions = Build(int8_artifacts, target, ranges).run(None, lambda *_: None)
     assert {d.what.partition(" ")[0] for d in decisions} == {"fp32", "fp16", "bf16"}

@@ -14,7 +14,7 @@ from engines.artifacts import folder as folders
 from engines.runtime import ort_loop
 from engines.runtime.load import load_stages
 from engines.runtime.ort_loop import OrtLoop
-from engines.runtime.step_tables import chunks
+from engines.runtime.step_tables import Tables, tables
 from export.stages import TABLE_STEPS
 from ldlm.errors import ConfigError, StageInputError
 from ldlm.noise import NoiseStream
@@ -202,10 +202,9 @@ def test_a_fault_in_the_loop_is_noticed(
     assert not np.array_equal(sample(loop, asked), sample(plain, asked))
 
 
-def _first_of(folder: Path) -> tuple[OrtStage, tuple[int, int, int], ort_loop.Tables]:
-    (chunk, *_) = chunks(table_of("ddpm", 20))
-    tables = ort_loop.Tables(chunk, opened(folder, "conditioning")(chunk.t))
-    return opened(folder, "denoiser_step"), (1, 5, 128), tables
+def _first_of(folder: Path) -> tuple[OrtStage, tuple[int, int, int], Tables]:
+    first, *_ = tables(table_of("ddpm", 20), opened(folder, "conditioning"))
+    return opened(folder, "denoiser_step"), (1, 5, 128), first
 
 
 def test_a_length_that_the_graph_does_not_take(small_artifacts: Path) -> None:
@@ -219,11 +218,15 @@ def test_other_runtimes_have_one_loop(small_artifacts: Path) -> None:
         load_stages(small_artifacts, folders.load(small_artifacts), runtime="evaluator", plain=True)
 
 
-def test_chunks_cover_all_steps_once() -> None:
+def test_tables_cover_all_steps_once() -> None:
     table = table_of("ddpm", 130)
-    found = chunks(table)
-    assert [chunk.steps for chunk in found] == [64, 64, 2]
-    assert np.array_equal(np.concatenate([p.t[: p.steps] for p in found]), table.t)
-    rows = np.concatenate([p.coefficients[: p.steps] for p in found])
+    found = tables(table, lambda t: 2 * t)
+    assert [part.steps for part in found] == [64, 64, 2]
+    modulations, rows = (
+        np.concatenate([part.inputs[name][: part.steps] for part in found])
+        for name in ("modulations", "coefficients")
+    )
+    assert np.array_equal(modulations, 2 * table.t)
     assert np.array_equal(rows, np.stack((table.A, table.B, table.C), axis=1))
+    assert [part.inputs["step"].tolist() for part in found] == [[0], [0], [0]]
     assert [found[2].needs_noise(row) for row in (0, 1)] == [True, False]  # the last step adds none

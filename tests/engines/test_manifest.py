@@ -12,7 +12,7 @@ from engines.artifacts import folder as folders
 from engines.artifacts.build import Build
 from engines.artifacts.export import Export
 from engines.artifacts.manifest import FileEntry, Manifest
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.show.summary import summary_table
 from engines.tensorrt.profiles import profiles
 from ldlm import LDLM, PRESETS, files
@@ -214,7 +214,7 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
     with folders.updated(own_artifacts) as manifest:
         manifest.engines = []
     before = {p: p.read_bytes() for p in own_artifacts.rglob("*") if p.is_file()}
-    build = Build(own_artifacts, rtx_target(["sm89"]), profiles(PRESETS["small"]))
+    build = Build(own_artifacts, Target(("sm89",)), profiles(PRESETS["small"]))
     monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 100)
     with pytest.raises(DiskSpaceError, match=r"conditioning\.engine") as caught:
         build.run(["fp16"], silent)
@@ -234,11 +234,11 @@ def test_no_disk_space_for_the_engine(own_artifacts: Path, monkeypatch: pytest.M
 def test_an_explicit_target_must_be_met(own_artifacts: Path) -> None:
     before = json.loads((own_artifacts / "manifest.json").read_text())
     with pytest.raises(EngineBuildError, match="sm75"):
-        Build(own_artifacts, rtx_target(["sm75"]), profiles(PRESETS["small"])).run(["fp16"], silent)
+        Build(own_artifacts, Target(["sm75"]), profiles(PRESETS["small"])).run(["fp16"], silent)
     assert json.loads((own_artifacts / "manifest.json").read_text()) == before
 
 
 def test_precisions_are_looked_up_before_anything_is_built(own_artifacts: Path) -> None:
-    build = Build(own_artifacts, rtx_target(["sm89"]), profiles(PRESETS["small"]))
+    build = Build(own_artifacts, Target(("sm89",)), profiles(PRESETS["small"]))
     with pytest.raises(ArtifactError, match="was not exported"):
         build.run(["fp16", "fp16-without-residual"], silent)

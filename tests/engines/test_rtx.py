@@ -16,6 +16,7 @@ from files_of import graph_path as graph
 
 from engines import build_engine
 from engines.artifacts import folder as folders
+from engines.compile.network import BuiltEngine
 from engines.compile.plain import build_engine_here
 from engines.tensorrt.profiles import fitting, profiles
 from engines.tensorrt.targets import RTX_SMS, parse_sms
@@ -277,13 +278,17 @@ def test_plain_tensorrt_builds_the_same_way(
 ) -> None:
     """Also with a timing cache, and one that cannot be used."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    options = {"trt": OnThisGpu(), "device": FakeDevice("sm89"), "profiles": profiles(CONFIG)}
-    path = graph(small_artifacts, "fp16", "token_decoder")
-    built = [build_engine_here(path, stage("token_decoder"), CONFIG, **options)]
+    monkeypatch.setattr("engines.compile.plain.load_library", lambda _: OnThisGpu())
+    path, spec = graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder")
+
+    def build() -> BuiltEngine:
+        return build_engine_here(path, spec, CONFIG, FakeDevice("sm89"), profiles(CONFIG))
+
+    built = [build()]
     (cache,) = (tmp_path / "ldlm-engines").iterdir()
     for content in (cache.read_bytes(), b"torn"):
         cache.write_bytes(content)
-        built.append(build_engine_here(path, stage("token_decoder"), CONFIG, **options))
+        built.append(build())
         assert cache.read_bytes() != b"torn"
     assert {engine.sms for engine in built} == {("sm89",)}
     assert len({engine.plan for engine in built}) == 1

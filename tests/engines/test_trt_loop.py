@@ -19,8 +19,9 @@ from engines.runtime import trt_loop
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
 from engines.runtime.ort_loop import OrtLoop
+from engines.runtime.step_tables import HANDED_ON
 from engines.runtime.trt import TrtRuntime
-from engines.runtime.trt_loop import HANDED_ON, TrtLoop
+from engines.runtime.trt_loop import TrtLoop
 from engines.tensorrt.device import Cuda
 from engines.tensorrt.stream import DeviceArray, Stream
 from ldlm.errors import SamplerError, StageInputError
@@ -153,9 +154,10 @@ def test_where_no_graph_can_be_captured_it_runs_plainly_and_says_so(
 
 @pytest.mark.parametrize("lost", HANDED_ON)
 def test_a_copy_that_is_forgotten_is_noticed(
-    loop: TrtLoop, on_ort: OrtLoop, lost: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    loop: TrtLoop, on_ort: OrtLoop, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trt_loop, "HANDED_ON", tuple(pair for pair in HANDED_ON if pair != lost))
+    others = {name: HANDED_ON[name] for name in HANDED_ON if name != lost}
+    monkeypatch.setattr(trt_loop, "HANDED_ON", others)
     assert not np.array_equal(latents(loop, table_of(20)), latents(on_ort, table_of(20)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import logging
 import re
@@ -14,37 +13,18 @@ import numpy as np
 import pytest
 import torch
 from fake_tensorrt import FakeDevice, FakeTensorRT, runtime_of, stage_of
-from files_of import copy_graphs, engine_path
 
 from engines.artifacts import folder as folders
-from engines.artifacts.manifest import FileEntry
-from engines.proof.engine import engine_questions
 from engines.proof.inputs import stage_inputs
-from engines.proof.records import Measurement
-from engines.proof.subject import Subject
 from engines.runtime.engine_file import checked_engine
-from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
 from engines.runtime.pool import IDLE
 from engines.runtime.stage import named
 from engines.runtime.trt_stage import TrtStage
-from engines.tensorrt import library as libraries
 from engines.tensorrt.cache import RuntimeCache
-from engines.tensorrt.device import Cuda
-from engines.tensorrt.library import load_library
 from engines.tensorrt.stream import Foreign
-from export.precision import POLICIES
-from export.stages import compared, compiled, components, stage
-from ldlm import LDLM
-from ldlm.errors import (
-    ArtifactError,
-    ConfigError,
-    EngineRunError,
-    LDLMError,
-    ProviderError,
-    StageInputError,
-)
-from ldlm.sampler import SampleRequest, sample
+from export.stages import compiled, stage
+from ldlm.errors import ArtifactError, EngineRunError, StageInputError
 
 CLASSES = ("ICudaEngine", "IExecutionContext", "IRuntimeConfig", "IRuntimeCache", "ILogger")
 PROPERTIES = {
@@ -231,18 +211,12 @@ def test_sizes_outside_the_profiles_are_refused(small_artifacts: Path) -> None:
 
 def test_a_hole_between_the_profiles(small_artifacts: Path) -> None:
     manifest = folders.load(small_artifacts)
-    entry, plan = checked_engine(
-        small_artifacts, manifest, "fp32", "latent_decoder", "rtx", "sm89", "1.7.0"
-    )
+    runtime = runtime_of(small_artifacts)
+    entry, plan = checked_engine(runtime, small_artifacts, manifest, "latent_decoder", "fp32")
     latency, throughput = entry.profiles["latency"], dict(entry.profiles["throughput"])
     throughput["batch"] = type(throughput["batch"])(4, 4, 8)
-    decoder = TrtStage(
-        runtime_of(small_artifacts),
-        plan,
-        stage("latent_decoder"),
-        manifest.config,
-        {"latency": latency, "throughput": throughput},
-    )
+    ranges = {"latency": latency, "throughput": throughput}
+    decoder = TrtStage(runtime, plan, stage("latent_decoder"), manifest.config, ranges)
     with pytest.raises(StageInputError, match="no profile of the engine holds these sizes"):
         decoder(*inputs_of("latent_decoder", 2, 4, manifest.config))
 
@@ -270,7 +244,7 @@ def test_kernels_compiled_on_the_device_are_kept_on_disk(
 def test_caches_of_different_engines_gpus_and_versions_do_not_meet() -> None:
     one, other = FakeDevice("sm89"), FakeDevice("sm120")
     paths = {
-        RuntimeCache.of(sha * 32, version, device).path
+        RuntimeCache(sha * 32, version, device).path
         for sha in ("ab", "cd")
         for version in ("1.7.1", "1.8.0")
         for device in (one, other)
@@ -287,7 +261,7 @@ def test_tensors_on_the_device_are_copied_there(
     expected = decoder(z)
     pointer = runtime.device.allocate(z.nbytes)
     runtime.device.upload(pointer, z, 0)
-    tensor = Foreign(pointer, z.shape, "float32", z.nbytes)
+    tensor = Foreign(runtime.stream, pointer, z.shape, "float32")
     monkeypatch.setattr("engines.runtime.trt_stage.foreign", lambda *_: tensor)
     output = decoder.enqueue(object())
     assert output.__cuda_array_interface__["shape"] == z.shape
@@ -320,199 +294,6 @@ def test_an_engine_that_tensorrt_does_not_take(small_artifacts: Path) -> None:
     runtime = runtime_of(small_artifacts)
     with pytest.raises(ArtifactError, match="magic tag does not match"):
         runtime.engine(b"something else", "denoiser")
-
-
-@pytest.mark.fault(16)
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("fp32", "denoiser_step", "rtx", "sm90", "1.7.1"), "built for other GPUs"),
-        (("fp32", "denoiser_step", "rtx", "sm75", "1.7.1"), "no float32 matrix product"),
-        (("fp32", "denoiser_step", "rtx", "sm89", "1.8.0"), "another version of TensorRT"),
-        (("fp32", "denoiser_step", "trt", "sm89", "11.4"), "was not built"),
-        (("fp64", "denoiser_step", "rtx", "sm89", "1.7.1"), "was not built"),
-    ],
-)
-def test_an_engine_that_cannot_run_here(
-    small_artifacts: Path, arguments: tuple[str, str, str, str, str], words: str
-) -> None:
-    """Case 16: a reason with a name before TensorRT is asked, and what to do."""
-    with pytest.raises(ArtifactError, match=words) as caught:
-        checked_engine(small_artifacts, folders.load(small_artifacts), *arguments)
-    assert "remedy" in str(caught.value)
-    if "sm90" in arguments:
-        assert "--target trt" in str(caught.value)
-
-
-@pytest.mark.fault(15)
-def test_engines_of_other_weights_cannot_be_confused(own_artifacts: Path, tmp_path: Path) -> None:
-    """Same architecture, same size, same header: only the hash tells them apart. Case 15."""
-    pytest.importorskip("tensorrt_rtx", reason="only on Linux x86-64")
-    from engines import build_engine
-
-    manifest = folders.load(own_artifacts)
-    entry = manifest.engine("fp16", "token_decoder", "rtx")
-    assert entry is not None
-    graphs = copy_graphs(own_artifacts, "fp16", tmp_path / "graphs")
-
-    def build() -> bytes:
-        return build_engine(
-            graphs / "token_decoder.onnx",
-            stage("token_decoder"),
-            manifest.config,
-            sms=["sm89"],
-            profiles=entry.profiles,
-        ).plan
-
-    mine = build()
-    data = np.fromfile(graphs / "token_decoder.onnx.data", np.uint16)
-    (data ^ 1).tofile(graphs / "token_decoder.onnx.data")  # the last bit of every weight
-    theirs = build()
-    assert abs(len(theirs) - len(mine)) < 64
-    assert theirs != mine
-    path = own_artifacts / entry.engine.path
-    path.write_bytes(mine)
-    known = dataclasses.replace(entry, engine=FileEntry.of(own_artifacts, path), sms=("sm89",))
-    manifest.put_engine(known)
-    arguments = (own_artifacts, manifest, "fp16", "token_decoder", "rtx", "sm89", "1.7.1")
-    checked_engine(*arguments)
-    path.write_bytes(theirs)
-    with pytest.raises(ArtifactError, match="is not the file that was made"):
-        checked_engine(*arguments)
-    as_large = dataclasses.replace(known.engine, bytes=len(theirs))
-    manifest.put_engine(dataclasses.replace(known, engine=as_large))
-    with pytest.raises(ArtifactError, match="has changed since it was made"):
-        checked_engine(*arguments)
-
-
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_an_engine_that_is_not_whole(own_artifacts: Path, damage: str) -> None:
-    path = engine_path(own_artifacts, "fp32", "denoiser_step")
-    content = path.read_bytes()
-    path.unlink()
-    if damage == "cut":
-        path.write_bytes(content[:-1])
-    with pytest.raises(ArtifactError, match=r"is not the file that was made|is missing"):
-        checked_engine(
-            own_artifacts,
-            folders.load(own_artifacts),
-            "fp32",
-            "denoiser_step",
-            "rtx",
-            "sm89",
-            "1.7.1",
-        )
-
-
-def test_the_sampler_on_engines(small_artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four stages in one runtime; the same tokens as ONNX Runtime, and nothing else comes back."""
-    manifest = folders.load(small_artifacts)
-    runtime = runtime_of(small_artifacts)
-    monkeypatch.setattr("engines.runtime.trt.TrtRuntime", lambda _: runtime)
-    request = SampleRequest(length=8, samples=3, batch_size=2, steps=32, seed=3)
-    tokens = [
-        sample(load_stages(small_artifacts, manifest, runtime=name), request)
-        for name in ("rtx", "ort")
-    ]
-    np.testing.assert_array_equal(*tokens)
-    assert len(runtime.trt.engines) == 4
-    assert runtime.device.downloads == 2  # type: ignore[attr-defined]
-
-
-def proof_of_engines(folder: Path, small: LDLM) -> list[Measurement]:
-    return [
-        line
-        for component in components()
-        for precision in ("fp32", "fp16")
-        for line in engine_questions(
-            Subject(small, compared(component), POLICIES[precision]).at((1, 5), (3, 17)),
-            folder,
-            folders.load(folder),
-            runtime_of(folder),
-        )
-    ]
-
-
-def test_engines_are_compared_with_pytorch(small_artifacts: Path, small: LDLM) -> None:
-    """ldlm verify --runtime: per precision two stages at once, and the ids case by case."""
-    lines = proof_of_engines(small_artifacts, small)
-    assert [(line.stage, line.precision) for line in lines] == [
-        *(("denoiser", p) for p in ("fp32", "fp32", "fp16", "fp16")),
-        *(("latent_decoder", p) for p in ("fp32", "fp16")),
-        *(("token_decoder_logits", p) for p in ("fp32", "fp32", "fp16", "fp16")),
-    ]
-    assert all(line.passed for line in lines)
-    assert [line.question for line in lines].count("engine update") == 2
-    assert {line.question for line in lines} == {"engine", "engine update"}
-
-
-@pytest.mark.fault(8)
-@pytest.mark.parametrize(
-    ("name", "output", "questions"),
-    [
-        ("conditioning", "modulations", {"engine"}),
-        ("denoiser_step", "x0_hat", {"engine", "engine update"}),
-        ("denoiser_step", "x_next", {"engine update"}),
-        ("denoiser_step", "next_step", {"engine update"}),
-        ("latent_decoder", "h_hat", {"engine"}),
-        ("token_decoder", "token_ids", {"engine"}),
-    ],
-)
-def test_an_engine_that_computes_something_else_is_noticed(
-    small_artifacts: Path,
-    small: LDLM,
-    name: str,
-    output: str,
-    questions: set[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Case 8: silently wrong on this GPU, and the build said nothing."""
-    run = OrtStage.run
-
-    def wrong(self: OrtStage, feeds: Any, outputs: Any = None) -> Any:
-        found = run(self, feeds, outputs)
-        if self.spec.name == name:
-            result = found[output]
-            whole = result.dtype == np.int64
-            found[output] = (result + 1) % 256 if whole else result * np.float32(1.01)
-        return found
-
-    monkeypatch.setattr(OrtStage, "run", wrong)
-    failed = [line for line in proof_of_engines(small_artifacts, small) if not line.passed]
-    assert {stage(line.stage).component for line in failed} == {stage(name).component}
-    assert {line.question for line in failed} == questions
-
-
-@pytest.mark.parametrize("name", ["rtx", "trt"])
-def test_without_a_gpu_the_error_says_so(small_artifacts: Path, name: str) -> None:
-    if _gpu_is_here():
-        pytest.skip("a GPU is here: tests/gpu has the real thing")
-    with pytest.raises(ProviderError, match=r"no usable GPU|is not usable here") as caught:
-        load_stages(small_artifacts, folders.load(small_artifacts), runtime=name)
-    assert "remedy" in str(caught.value)
-
-
-def _gpu_is_here() -> bool:
-    try:
-        Cuda()
-    except LDLMError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("name", ["rtx", "trt"])
-def test_a_library_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(module: str) -> None:
-        raise ImportError(f"No module named '{module}'")
-
-    monkeypatch.setattr(libraries.importlib, "import_module", absent)
-    with pytest.raises(ProviderError, match=r"pip install 'ldlm-engines\[(rtx|tensorrt)\]'"):
-        load_library(name)
-
-
-def test_engines_run_on_one_device_only(small_artifacts: Path) -> None:
-    with pytest.raises(ConfigError, match="one device"):
-        load_stages(small_artifacts, folders.load(small_artifacts), runtime="rtx", provider="cpu")
 
 
 @pytest.mark.parametrize("name", [*CLASSES, "Runtime"])

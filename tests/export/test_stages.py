@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engines.runtime.stage import check_inputs, named, signature
+from engines.runtime.stage import RuntimeStage, Shaped, named
 from export.stages import (
     LOOP,
     SAMPLED,
@@ -26,10 +26,20 @@ from ldlm.errors import ConfigError, StageInputError
 
 CONFIG = PRESETS["base"]
 GOOD = {
-    "x_t": ("float32", (2, 7, 768)),
-    "t": ("float32", (2,)),
-    "x0_prev": ("float32", (2, 7, 768)),
+    "x_t": Shaped("float32", (2, 7, 768)),
+    "t": Shaped("float32", (2,)),
+    "x0_prev": Shaped("float32", (2, 7, 768)),
 }
+
+
+class Checks(RuntimeStage):
+    """A stage that checks its inputs and computes nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(stage(name), CONFIG)
+
+    def _run(self, feeds: dict[str, object], outputs: object) -> dict[str, np.ndarray]:
+        raise NotImplementedError
 
 
 def test_names_that_runtimes_share() -> None:
@@ -80,7 +90,7 @@ def test_shapes_come_from_the_config() -> None:
 
 
 def test_good_inputs_pass() -> None:
-    check_inputs(stage("denoiser"), CONFIG, graph_ranges(CONFIG), GOOD)
+    assert Checks("denoiser").check(GOOD) == {"batch": 2, "length": 7}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def test_wrong_inputs_are_named(
     change: dict[str, tuple[str, tuple[int]]], words: list[str]
 ) -> None:
     with pytest.raises(StageInputError) as caught:
-        check_inputs(stage("denoiser"), CONFIG, graph_ranges(CONFIG), {**GOOD, **change})
+        Checks("denoiser").check(GOOD | {name: Shaped(*found) for name, found in change.items()})
     assert all(word in str(caught.value) for word in [*words, "denoiser"])
 
 
@@ -108,9 +118,7 @@ def test_wrong_inputs_are_named(
 )
 def test_sizes_outside_the_range_are_named(shape: tuple[int, ...], axis: str) -> None:
     with pytest.raises(StageInputError, match=f"the {axis} is outside"):
-        check_inputs(
-            stage("latent_decoder"), CONFIG, graph_ranges(CONFIG), {"z": ("float32", shape)}
-        )
+        Checks("latent_decoder").check({"z": Shaped("float32", shape)})
 
 
 @pytest.mark.parametrize("values", [(0, 1, 2), (2, 1, 3), (1, 4, 3)])
@@ -126,14 +134,17 @@ def test_unknown_stage() -> None:
 
 
 def test_what_is_no_array_is_refused_in_words() -> None:
-    spec = stage("latent_decoder")
-    assert signature(spec, "z", np.zeros((1, 2, 3), ">f4")) == (">f4", (1, 2, 3))
+    run = Checks("latent_decoder")
+    z = np.zeros((1, 2, 768), np.float32)
+    assert run.checked({"z": z})["z"] is z
+    with pytest.raises(StageInputError, match=r">f4 \[1, 2, 768\]"):
+        run.checked({"z": z.astype(">f4")})
     for value, kind in (([1.0, 2.0], "builtins.list"), (None, "builtins.NoneType")):
         with pytest.raises(StageInputError, match=r"no NumPy array[\s\S]*numpy.asarray") as caught:
-            signature(spec, "z", value)
+            run.checked({"z": value})
         assert caught.value.details["got"] == kind
     with pytest.raises(StageInputError, match="2 of them"):
-        named(spec, (1, 2))
+        named(run.spec, (1, 2))
 
 
 def test_inputs_have_a_place_in_generation() -> None:

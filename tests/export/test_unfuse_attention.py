@@ -12,7 +12,7 @@ from files_of import graph_path
 
 from engines import compare
 from engines.compile.rtx import layer_dtypes
-from engines.compile.target import _unfused, rtx_target
+from engines.compile.target import Target, _unfused
 from engines.proof.inputs import stage_inputs
 from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.ort import OrtStage
@@ -126,7 +126,7 @@ def test_tensorrt_builds_it(small_artifacts: Path, small: LDLM) -> None:
         layers = layer_dtypes(changed, spec)
     assert not [kind for kind, _ in layers if "ATTENTION" in kind]
     assert [dtype for kind, dtype in layers if kind == "SOFTMAX"] == ["FLOAT", "FLOAT"]
-    target = rtx_target(["sm89"], unfused=True)
+    target = Target(("sm89",), unfused=True)
     assert target.asked == "sm89, attention unfused"
     built = target.build(path, spec, small.config, profiles(small.config), lambda *_: None)
     assert built.builder["attention"] == "unfused, in float32"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from engines import compare
 from engines.artifacts import folder as folders
 from engines.artifacts.build import Build
-from engines.compile.target import rtx_target, trt_target
+from engines.compile.target import Target, chosen_target
 from engines.proof.gates import AUTOCAST_RATIO, FORMULA_L2
 from engines.proof.inputs import stage_inputs
 from engines.proof.loop import LoopDenoiser
@@ -75,7 +75,8 @@ def built(
     own = tmp_path_factory.mktemp(runtime.name) / "artifacts"
     shutil.copytree(small_artifacts, own)
     sm = runtime.device.sm
-    target = rtx_target([sm], skip_unsupported=True) if runtime.name == "rtx" else trt_target()
+    on_rtx = runtime.name == "rtx"
+    target = Target((sm,), skip_unsupported=True) if on_rtx else chosen_target("trt")
     Build(own, target, profiles(folders.load(own).config)).run(None, lambda *_: None)
     return own
 

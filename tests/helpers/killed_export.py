@@ -26,7 +26,7 @@ from engines.artifacts import folder as folders
 from engines.artifacts.build import Build
 from engines.artifacts.collect import collect, leftovers
 from engines.artifacts.export import Export
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.tensorrt.profiles import profiles
 from export.stages import components, stages_of
 from ldlm import PRESETS, files
@@ -83,7 +83,7 @@ def run(what: str, checkpoint: Path, folder: Path, precisions: list[str]) -> Non
         Export(checkpoint, folder, precisions).run(lambda _: None)
     else:
         ranges = profiles(PRESETS["small"])
-        Build(folder, rtx_target(["sm89"]), ranges).run(precisions, lambda *_: None)
+        Build(folder, Target(("sm89",)), ranges).run(precisions, lambda *_: None)
 
 
 def weights_of(folder: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from engines.artifacts.build import Build
 from engines.artifacts.digests import text_digest
 from engines.artifacts.export import Export
-from engines.compile.target import rtx_target
+from engines.compile.target import Target
 from engines.tensorrt.profiles import profiles
 from export.stages import stages_of
 from ldlm import checkpoint as checkpoints
@@ -90,7 +90,7 @@ def install(log: Path | None = None) -> None:
 def run(checkpoint: Path, folder: Path, precisions: list[str]) -> None:
     Export(checkpoint, folder, precisions).run(lambda _: None)
     ranges = profiles(PRESETS["small"])
-    Build(folder, rtx_target(["sm89"]), ranges).run(precisions, lambda *_: None)
+    Build(folder, Target(("sm89",)), ranges).run(precisions, lambda *_: None)
 
 
 if __name__ == "__main__":
