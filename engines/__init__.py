@@ -3,8 +3,6 @@
 The names below load on first use; importing the package imports neither torch nor onnx.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

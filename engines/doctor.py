@@ -3,8 +3,6 @@
 Every provider is tried, not looked up in a list. Imports no torch: the answer comes in seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

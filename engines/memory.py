@@ -1,7 +1,5 @@
 """Memory, cores and seconds: what this process has used, what it may use, what a worker needs."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -5,8 +5,6 @@ for a worker process (`engines.artifacts.jobs`). While one component is proved a
 The first gate that fails stops everything; what was finished stays.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 They read the file, not the exporter's objects: what is checked is what will be deployed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path

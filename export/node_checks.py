@@ -1,7 +1,5 @@
 """Checks of a graph's nodes: their numbers, dtypes and constants."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from torch import nn
 

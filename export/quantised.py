@@ -7,8 +7,6 @@
 The definition of q_x, s_x and z_x is that of ONNX's DynamicQuantizeLinear.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 The names below load on first use, so that importing the package imports no torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -4,8 +4,6 @@ Trained parameters are counted from the model's tensors. GPT-2 is not part of th
 of the frozen count comes from the table of its tensors' shapes below.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

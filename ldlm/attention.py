@@ -5,8 +5,6 @@ one fused kernel. `PerceiverAttention` (latent encoder and decoder) reads two st
 queries and keys, and caps its scores. No attention of LDLM has a causal or a padding mask.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -4,8 +4,6 @@ Twelve adaLN-modulated transformer blocks (lineage: the DiT of MDLM); called onc
 step. The final LayerNorm is the one of seed S0.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -4,8 +4,6 @@ The paper's own start has zero modulations and zero residual scales, which multi
 network by 0; parity on such a checkpoint proves nothing. Here nothing is 0 and no gain is 1.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 from dataclasses import dataclass

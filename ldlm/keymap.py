@@ -21,8 +21,6 @@ both ways: every tensor of the model is filled exactly once, and every tensor of
 used or ignored.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import tomllib

@@ -5,8 +5,6 @@ block is the 27 equations of S4; its MLP and its scaled residuals are in ldlm/la
 attention in ldlm/attention.py.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

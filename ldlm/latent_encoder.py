@@ -4,8 +4,6 @@ The latent decoder's block with the two streams exchanged and no learned scale (
 lineage). It is part of the reference model and of the parameter account, and is not exported.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ to the dtype of its own weight. Together these two make the dtype of every inter
 in eager, under torch.export and under autocast alike.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import ClassVar

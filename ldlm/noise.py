@@ -1,7 +1,5 @@
 """The noise of a sample, defined once for every runtime. NumPy only."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

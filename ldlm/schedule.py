@@ -1,7 +1,5 @@
 """The tangent noise schedule and its time grid. NumPy only, computed in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

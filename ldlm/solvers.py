@@ -9,8 +9,6 @@ float32: in float32, tan(pi/2) is -2.3e7. C is 0 at the last step, since nothing
 to what is decoded (R).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

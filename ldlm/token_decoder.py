@@ -4,8 +4,6 @@ Three pre-norm blocks with rotary attention and a gated SiLU MLP, then the head 
 LayerNorm and three blocks; the rest is lineage).
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """From token ids to text. Needs the `tokenizers` library; the vocabulary is in the checkpoint."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path

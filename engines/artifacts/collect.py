@@ -1,7 +1,5 @@
 """What in an artifacts folder belongs to nothing any more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Code counts as its syntax tree: a comment changes nothing. Imports neither torch nor TensorRT.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

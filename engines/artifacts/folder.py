@@ -13,8 +13,6 @@ held leaves the superseded files to `ldlm gc`, which waits. Reading changes noth
 finds; what writes, moves or deletes refuses links (`require_no_links`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -3,8 +3,6 @@
 Imports neither torch nor TensorRT: to find that nothing has changed must cost next to nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What a folder of artifacts, an ONNX file or an engine is, as a document."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

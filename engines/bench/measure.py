@@ -1,7 +1,5 @@
 """The peers side by side: each in a process of its own, in turn, on the same questions."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -4,8 +4,6 @@ A peer is built and run in a process of its own (`engines.bench.worker`): ONNX R
 spin after a call, and would slow whoever shares its process.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The process of one peer: what runs in it, and how it is asked."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Every command fills in what one function of the packages takes, calls it, and pr
 returns. An error is printed as it is and the exit status is 1; wrong usage gives 2.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import signal

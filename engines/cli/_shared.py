@@ -1,7 +1,5 @@
 """What the commands share: consoles, progress, measuring."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """ldlm bench: the peers side by side in one run."""
 
-from __future__ import annotations
-
 import json
 
 from engines.artifacts import folder as folders

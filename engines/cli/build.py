@@ -1,7 +1,5 @@
 """ldlm build: ONNX graphs to TensorRT engines."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import measured, out, progress, record, say
 from engines.show.summary import decisions_table, summary_table

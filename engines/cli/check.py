@@ -1,7 +1,5 @@
 """ldlm check: is every file of an artifacts folder the one that was made?"""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import say
 

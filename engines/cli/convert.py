@@ -1,7 +1,5 @@
 """ldlm convert: bring in a checkpoint whose tensors have other names."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import measured, say
 from ldlm import files

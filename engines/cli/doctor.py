@@ -1,7 +1,5 @@
 """ldlm doctor: what works on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from engines.cli import options as opt

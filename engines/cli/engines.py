@@ -1,7 +1,5 @@
 """ldlm engines: from a checkpoint to verified engines."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import default_artifacts, measured, out, progress, record, say, show
 from engines.show.summary import decisions_table, summary_table

@@ -1,7 +1,5 @@
 """ldlm evaluate: the quality of the text, in every runtime and precision."""
 
-from __future__ import annotations
-
 from engines.artifacts import folder as folders
 from engines.artifacts.manifest import QUALITY
 from engines.cli import options as opt

@@ -1,7 +1,5 @@
 """ldlm export: a checkpoint to ONNX graphs."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import default_artifacts, measured, out, progress, record, say
 from engines.show.summary import decisions_table

@@ -1,7 +1,5 @@
 """ldlm gc: what in an artifacts folder belongs to nothing any more."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import out, say
 

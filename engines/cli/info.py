@@ -1,7 +1,5 @@
 """ldlm info: the parameter account."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import show
 from ldlm import config as configs

@@ -1,7 +1,5 @@
 """ldlm init: a checkpoint with seeded weights."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import measured, progress, say
 from ldlm import config as configs

@@ -1,7 +1,5 @@
 """ldlm inspect: what an artifact is."""
 
-from __future__ import annotations
-
 from engines.artifacts.manifest import json_schema
 from engines.cli import options as opt
 from engines.cli._shared import show

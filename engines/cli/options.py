@@ -4,8 +4,6 @@ A command says which of these it takes, and with which default. The flag is the 
 where none is given here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, TypeVar
 

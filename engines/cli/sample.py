@@ -1,7 +1,5 @@
 """ldlm sample: text from an artifacts folder."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import err, out, progress, say, show
 

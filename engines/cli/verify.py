@@ -1,7 +1,5 @@
 """ldlm verify: the artifacts against PyTorch."""
 
-from __future__ import annotations
-
 from engines.cli import options as opt
 from engines.cli._shared import err, progress, say, say_measured, show
 from engines.proof.questions import ProofOptions

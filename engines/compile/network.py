@@ -3,8 +3,6 @@
 Everything takes the library's module, so that neither is imported here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

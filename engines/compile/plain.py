@@ -3,8 +3,6 @@
 For GPUs that TensorRT-RTX does not know, Hopper among them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from engines.compile.network import BuiltEngine, Progress, StageBuild

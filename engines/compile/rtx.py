@@ -3,8 +3,6 @@
 The decisions: which targets a stage can have, and that its memory is the caller's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ ONNX Runtime's CPU provider computes fp16 in float32 and has no bf16; PyTorch's 
 half norms in float32. Neither shows what a device would. This evaluator does, on any machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

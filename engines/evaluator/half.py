@@ -5,8 +5,6 @@ product reads half inputs, multiplies and accumulates in float32 as tensor cores
 its result to half. Everything between the products is left to PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

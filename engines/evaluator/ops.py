@@ -12,8 +12,6 @@ numbers that are integers, RotaryEmbedding, which only float32 graphs have, and 
 and Cast that no half graph of ours has (rows, masks, caches, 8-bit and smaller types).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

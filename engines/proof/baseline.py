@@ -4,8 +4,6 @@ A half precision is held to PyTorch's autocast, integers to PyTorch's own dynami
 measure of the error that does not come from here.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

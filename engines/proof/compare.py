@@ -1,7 +1,5 @@
 """How far one array is from another."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

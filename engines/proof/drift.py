@@ -1,7 +1,5 @@
 """The whole sampler: the same noise through every runtime, and how far they drift apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

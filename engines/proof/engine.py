@@ -4,8 +4,6 @@ Of the denoiser, the loop's two engines behind its interface. What is compared i
 a case, which replays a captured CUDA graph.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

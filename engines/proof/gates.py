@@ -1,7 +1,5 @@
 """Every tolerance of the proof, in one table, each with its reason."""
 
-from __future__ import annotations
-
 import math
 
 # ||got - reference|| / ||reference|| of two float32 computations of one formula. Twelve blocks of

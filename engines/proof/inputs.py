@@ -1,7 +1,5 @@
 """Inputs of the proof: what the stages see when text is generated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ The first is read from the final file, and from TensorRT's own network of it; fo
 island is switched on and off, on both checkpoints.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

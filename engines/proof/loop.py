@@ -1,7 +1,5 @@
 """The graphs that passes make of the plain ones, held to the same reference and limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

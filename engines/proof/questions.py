@@ -1,7 +1,5 @@
 """What the proof asks: of every graph, and besides where it is wished."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """parity.json: read, merged and written, and whether what it says still holds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """The questions that are put to one stage in one precision; see `engines.proof.questions`."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ pass 65504; attention scores that reach the softcap; gains far from 1. Fresh wei
 precision look harmless.
 """
 
-from __future__ import annotations
-
 import copy
 import fnmatch
 

@@ -5,8 +5,6 @@ formula     the file (a half file with rounding switched off) in ONNX Runtime ag
 rounding    the half file in the evaluator against float32 PyTorch: shows where precision is lost
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Literal

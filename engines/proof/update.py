@@ -1,7 +1,5 @@
 """A folder's proof brought up to date: what has changed since it passed is measured again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

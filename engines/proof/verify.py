@@ -1,7 +1,5 @@
 """The proof: every exported graph against PyTorch, on sizes that differ from the example."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 

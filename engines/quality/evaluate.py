@@ -1,7 +1,5 @@
 """How good is the text? A judge's verdict for every runtime and precision, on the same noise."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What decides whether a text is right: a Python file of the user's own."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Collection

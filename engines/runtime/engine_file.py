@@ -4,8 +4,6 @@ TensorRT's own answer to an engine of another GPU or version is an opaque one, a
 one architecture with other weights look the same to it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from engines.artifacts.manifest import EngineEntry, Manifest, read

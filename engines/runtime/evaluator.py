@@ -1,7 +1,5 @@
 """A stage with every tensor rounded as a device does: slow, and on any machine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

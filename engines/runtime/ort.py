@@ -1,7 +1,5 @@
 """A stage on ONNX Runtime, with the provider that was asked for or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

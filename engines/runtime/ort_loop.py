@@ -5,8 +5,6 @@ or copies. The modulations of all steps are computed before the loop. Buffers be
 time: runs of several threads share the session alone.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Generator

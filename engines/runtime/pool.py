@@ -1,7 +1,5 @@
 """What one run uses at a time, kept for the next one that needs the same."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

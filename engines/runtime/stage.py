@@ -1,7 +1,5 @@
 """What every runtime implements: one stage, named tensors in, named tensors out."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A loop's steps as `denoiser_step` reads them, in tables of the length that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

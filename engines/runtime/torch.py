@@ -1,7 +1,5 @@
 """A stage in PyTorch: the reference of the proof and a peer of the benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

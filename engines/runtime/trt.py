@@ -1,7 +1,5 @@
 """TensorRT at run time: one runtime for TensorRT-RTX and plain TensorRT."""
 
-from __future__ import annotations
-
 import logging
 import weakref
 from typing import Any, Self

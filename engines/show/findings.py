@@ -1,7 +1,5 @@
 """Tables of what is found out about a model, a machine, the speed and the text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

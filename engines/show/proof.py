@@ -1,7 +1,5 @@
 """Tables of the proof; see `engines.proof.records`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Tables about an artifacts folder: what it holds, what was done, what could go, what a file is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How tables look. Every text stands in them as it is: nothing in it is taken for markup."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar

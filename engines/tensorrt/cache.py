@@ -1,7 +1,5 @@
 """What TensorRT learned on a GPU, kept in the user's cache folder; it may be deleted."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The few CUDA calls that the TensorRT runtime makes, with errors as exceptions. No torch."""
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 That one is absent is an error with the command that installs it.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from collections.abc import Callable

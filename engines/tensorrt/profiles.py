@@ -1,7 +1,5 @@
 """The sizes that an engine takes, as data. Imports no TensorRT."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from export.stages import BATCH, LENGTH, AxisRange, graph_ranges

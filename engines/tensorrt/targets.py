@@ -1,7 +1,5 @@
 """What engines can be built for, as data. Imports no TensorRT."""
 
-from __future__ import annotations
-
 import re
 
 from ldlm.errors import ConfigError

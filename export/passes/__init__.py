@@ -4,8 +4,6 @@
 The others serve the proof and the build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Let the token decoder end in token ids."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from export.stages import StageSpec

@@ -1,7 +1,5 @@
 """Switch the rounding of activations off: products of integers become float32 ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass

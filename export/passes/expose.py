@@ -1,7 +1,5 @@
 """Give a graph the extra outputs of its debug export."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 

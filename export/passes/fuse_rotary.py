@@ -5,8 +5,6 @@ by six operators each, and the result is transposed and merged again. ONNX has o
 rotation and the attention that read and write [B, T, H * d_head].
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What passes and checks share: constants, casts, widths, dtypes."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Rewrite rules of onnxscript (pattern, check, rewrite), applied to a model."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Let the denoiser's step end in the solver's update, and in the number of the next step."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 

@@ -6,8 +6,6 @@ There the modulated norm, gamma LN(x) (1 + scale) + shift, is a LayerNormalizati
 bias are rows: gamma goes into the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

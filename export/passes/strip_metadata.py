@@ -1,7 +1,5 @@
 """Remove what the exporter notes about the machine it ran on."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 

@@ -1,7 +1,5 @@
 """Attention from single operators, for a device whose fused kernel is wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx_ir as ir

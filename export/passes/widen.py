@@ -1,7 +1,5 @@
 """Switch rounding off: the same graph with every half tensor in float32."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

@@ -4,8 +4,6 @@ Each takes one stage's graph and changes it in place. A damage that finds nothin
 error of its own, or a self-test would pass for want of a target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Would we notice? Every gate is run on graphs damaged in every way we know."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace
