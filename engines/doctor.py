@@ -5,17 +5,14 @@ Every provider is tried, not looked up in a list. Imports no torch: the answer c
 
 import contextlib
 import importlib
+import io
 import os
 import platform
-import re
 import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from engines.artifacts.ingredients import installed_version
 from engines.tensorrt.targets import NO_RTX, RTX_SMS
@@ -127,46 +124,28 @@ def _onnxruntime() -> Iterator[Finding]:
         ("cuda", PARTLY, "the sampler runs on the GPU with --provider cuda", cuda),
     ):
         what = f"onnxruntime {name}"
-        if problem := _try_provider(f"{name.upper()}ExecutionProvider"):
+        if problem := _try_provider(name):
             stops = f"--provider {name} stops with an error; nothing falls back unasked"
             yield Finding(level, what, f"{found}: {problem}", stops, remedy)
         else:
             yield Finding(GOOD, what, f"{found}, tried", means)
 
 
-def _try_provider(provider: str) -> str | None:
-    """Run one node on a provider; what went wrong, or None."""
+def _try_provider(name: str) -> str | None:
+    """Run one node on a provider, as the runtime opens it; what went wrong, or None."""
     import numpy as np
-    import onnxruntime as ort
+    import onnxruntime
 
-    if provider not in ort.get_available_providers():
-        return "built without this provider"
-    with _stderr() as output:
+    from engines.runtime.ort import open_session
+
+    onnxruntime.set_default_logger_severity(4)  # what it would log is told here
+    with contextlib.redirect_stdout(io.StringIO()) as output:  # where missing libraries are told
         try:
-            session = ort.InferenceSession(PROBE, providers=[provider])
-            session.run(None, {"x": np.zeros(1, np.float32)})
-        except Exception as error:  # the library's exceptions share no base but this one
-            return str(error).splitlines()[0][:200]
-        output.seek(0)
-        reason = re.search(r"with error: (.*)", output.read().decode(errors="replace"))
-    if session.get_providers()[0] == provider:
-        return None
-    # It starts on the CPU instead, and says why on stderr alone.
-    return f"does not start: {reason.group(1)}" if reason else "does not start"
-
-
-@contextlib.contextmanager
-def _stderr() -> Iterator[IO[bytes]]:
-    """A file that takes what native code writes to stderr."""
-    with tempfile.TemporaryFile() as file:
-        sys.stderr.flush()
-        kept = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield file
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            open_session(PROBE, "probe", name).run(None, {"x": np.zeros(1, np.float32)})
+        except LDLMError as error:
+            reason = output.getvalue() or str(error.details.get("got", error.problem))
+            return f"does not start: {reason.strip().splitlines()[0][:200]}"
+    return None
 
 
 def _integers() -> Finding:

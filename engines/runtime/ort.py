@@ -49,7 +49,7 @@ class OrtStage(GraphStage):
         graphs = cuda_graphs and provider == "cuda"
         self._cuda_graphs = itertools.count() if graphs else None
         self._one_at_a_time = threading.Lock() if graphs else contextlib.nullcontext()
-        self.session = self._open()
+        self.session = open_session(str(path), spec.name, provider, cuda_graphs=graphs)
 
     def run_bound(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
         """Run on bound buffers. Sessions that replay CUDA graphs take one run at a time."""
@@ -66,41 +66,46 @@ class OrtStage(GraphStage):
     def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> dict[str, Array]:
         return dict(zip(outputs, self.session.run(list(outputs), feeds), strict=True))
 
-    def _open(self) -> ort.InferenceSession:
-        if self.device not in PROVIDERS:
-            known = " or ".join(PROVIDERS)
-            raise ProviderError("no such provider", expected=known, got=self.device)
-        wanted, on_cpu = PROVIDERS[self.device], self.device == "cpu"
-        remedy = CUDA_REMEDY
-        if self._cuda_graphs is not None:
-            remedy += "; --plain does without CUDA graphs"
-        told: dict[str, Any] = {"stage": self.spec.name, "expected": wanted, "remedy": remedy}
-        if wanted not in (available := ort.get_available_providers()):
-            problem = "ONNX Runtime is installed without this provider"
-            raise ProviderError(problem, got=", ".join(available), **told)
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        # By itself it would take every core of the machine, whatever a container's quota is.
-        options.intra_op_num_threads = cores()
-        provider_options = {} if on_cpu else self._cuda_options(options)
-        try:
-            session = ort.InferenceSession(
-                str(self.path), options, providers=[(wanted, provider_options)]
-            )
-        except Exception as error:  # the library's exceptions share no base but this one
-            problem = "ONNX Runtime could not load the stage"
-            told |= {"got": str(error)[:1000]} | ({"remedy": CPU_REMEDY} if on_cpu else {})
-            raise (ArtifactError if on_cpu else ProviderError)(problem, **told) from error
-        if (active := session.get_providers())[0] != wanted:
-            problem = "the provider asked for did not start"
-            raise ProviderError(problem, got=", ".join(active), **told)
-        return session
 
-    def _cuda_options(self, options: ort.SessionOptions) -> dict[str, str]:
-        """The provider's own; the session's are set."""
+def open_session(
+    model: str | bytes, stage: str, device: str = "cpu", *, cuda_graphs: bool = False
+) -> ort.InferenceSession:
+    """A session on the provider that is asked for.
+
+    Args:
+        model: the path of the .onnx file, or its content.
+        stage: its name, for messages.
+        device, cuda_graphs: see `OrtStage`.
+
+    Raises:
+        ProviderError, ArtifactError: see `OrtStage`.
+    """
+    if device not in PROVIDERS:
+        raise ProviderError("no such provider", expected=" or ".join(PROVIDERS), got=device)
+    wanted, on_cpu = PROVIDERS[device], device == "cpu"
+    remedy = CUDA_REMEDY + "; --plain does without CUDA graphs" * cuda_graphs
+    told: dict[str, Any] = {"stage": stage, "expected": wanted, "remedy": remedy}
+    if wanted not in (available := ort.get_available_providers()):
+        problem = "ONNX Runtime is installed without this provider"
+        raise ProviderError(problem, got=", ".join(available), **told)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # an error is raised, with the same words
+    # By itself it would take every core of the machine, whatever a container's quota is.
+    options.intra_op_num_threads = cores()
+    provider_options = {}
+    if not on_cpu:
         # ONNX Runtime would otherwise run what the device cannot on the CPU, with a warning.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()  # CUDA's libraries, where they came as Python packages
-        graphs = {} if self._cuda_graphs is None else {"enable_cuda_graph": "1"}
-        return {"use_tf32": "0", **graphs}  # float32 means float32: the provider would use TF32
+        # Float32 means float32: the provider would use TF32.
+        provider_options = {"use_tf32": "0"} | ({"enable_cuda_graph": "1"} if cuda_graphs else {})
+    try:
+        session = ort.InferenceSession(model, options, providers=[(wanted, provider_options)])
+    except Exception as error:  # the library's exceptions share no base but this one
+        problem = "ONNX Runtime could not load the stage"
+        told |= {"got": str(error)[:1000]} | ({"remedy": CPU_REMEDY} if on_cpu else {})
+        raise (ArtifactError if on_cpu else ProviderError)(problem, **told) from error
+    if (active := session.get_providers())[0] != wanted:
+        raise ProviderError("the provider asked for did not start", got=", ".join(active), **told)
+    return session

@@ -1,17 +1,15 @@
 """What one run uses at a time, kept for the next one that needs the same."""
 
-import contextlib
 import functools
 import threading
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-IDLE = 8  # kept for later runs; the one used longest ago makes room
+IDLE = 8  # kept for later runs; the one that came back longest ago makes room
 
 
 class Lease(Generic[V]):
@@ -42,45 +40,30 @@ class Pool(Generic[K, V]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: OrderedDict[K, list[V]] = OrderedDict()
-        # A garbage collector may give back in the middle of anything: it takes no lock.
-        self._returned: deque[tuple[K, V]] = deque()
+        # The latest comes last. A garbage collector may give back in the middle of anything: it
+        # adds at the end, and takes no lock.
+        self._idle: list[tuple[K, V]] = []
         self._open = True
 
     def take(self, key: K, make: Callable[[], V]) -> Lease[V]:
         """An idle thing of this key, or a new one."""
         with self._lock:
-            dropped = self._sort()
-            idle = self._idle.get(key)
-            found = idle.pop() if idle else None
+            keys = [known for known, _ in self._idle]
+            found = [self._idle.pop(keys.index(key))[1]] if key in keys else []
+            dropped = self._idle[:-IDLE]
+            del self._idle[: len(dropped)]
         del dropped  # not in the lock: what is dropped may have work to do
-        return Lease(make() if found is None else found, functools.partial(self._give_back, key))
+        thing = found.pop() if found else make()
+        return Lease(thing, functools.partial(self._give_back, key))
 
     def close(self) -> None:
         """Drop all that is idle, and from now on all that comes back."""
         self._open = False
         with self._lock:
-            idle, self._idle = self._idle, OrderedDict()
+            idle, self._idle = self._idle, []
         del idle
-        self._returned.clear()
 
     def _give_back(self, key: K, thing: V) -> None:
-        self._returned.append((key, thing))
+        self._idle.append((key, thing))
         if not self._open:
-            self._returned.clear()
-
-    def _sort(self) -> list[V]:
-        """Make idle what was given back; what has no place."""
-        with contextlib.suppress(IndexError):  # another thread may have closed the pool
-            while self._returned:
-                key, thing = self._returned.popleft()
-                self._idle.setdefault(key, []).append(thing)
-                self._idle.move_to_end(key)
-        dropped = []
-        while sum(map(len, self._idle.values())) > IDLE:
-            key, idle = next(iter(self._idle.items()))
-            dropped += idle[:1]
-            del idle[:1]
-            if not idle:
-                del self._idle[key]
-        return dropped
+            self._idle.clear()
