@@ -1,24 +1,19 @@
 """Engines from the graphs of an artifacts folder, as far as anything has changed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engines.artifacts import folder as folders
 from engines.artifacts.ingredients import Decision, Ingredients, engine_ingredients, stale
 from engines.artifacts.manifest import EngineEntry, FileEntry, GraphEntry, Manifest
+from engines.compile.network import BuiltEngine, Progress
 from engines.compile.target import Target
 from engines.tensorrt.profiles import Profiles
 from export.precision import Precision
 from export.stages import compiled, stage
 from ldlm import files
-
-if TYPE_CHECKING:
-    from engines.compile.network import BuiltEngine, Progress
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ def command(
         seed=seed,
     ).of(manifest.config)
     from engines.proof.saved import write_json
-    from engines.quality.evaluate import evaluate
-    from engines.quality.judge import load_judge
+    from engines.quality.evaluate import evaluate, load_judge
     from engines.show.findings import quality_table
 
     chosen = manifest.precisions() if precision is None else opt.precisions(precision)

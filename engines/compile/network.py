@@ -51,13 +51,14 @@ class StageBuild:
 
     Attributes:
         network: what TensorRT reads in the file.
+        version: of the library.
 
     Raises:
         EngineBuildError: TensorRT cannot read it, or an input is unused or not there.
     """
 
     def __init__(self, trt: Any, path: Path, spec: StageSpec) -> None:
-        self._trt, self._spec = trt, spec
+        self._trt, self._spec, self.version = trt, spec, str(trt.__version__)
         self._started, self._logger = time.perf_counter(), make_logger(trt)
         with held_signals():
             self._builder = trt.Builder(self._logger)
@@ -135,7 +136,7 @@ class StageBuild:
             )
         builder = {
             "library": library,
-            "version": str(self._trt.__version__),
+            "version": self.version,
             "tf32": "off",
             "attention": "decomposable in float32",
         }

@@ -3,15 +3,16 @@
 Imports no TensorRT until something is built.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from engines.compile.network import BuiltEngine, Progress, StageBuild
+from engines.tensorrt.cache import cache_file
+from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import LIBRARIES, load_library
 from engines.tensorrt.profiles import Profiles
 from engines.tensorrt.targets import RTX, parse_sms, target_of
@@ -19,10 +20,6 @@ from export.stages import StageSpec
 from ldlm import files
 from ldlm.config import LDLMConfig
 from ldlm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from engines.compile.network import BuiltEngine, Progress
-    from engines.tensorrt.device import Cuda
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Target:
     @property
     def modules(self) -> tuple[str, ...]:
         """The code that builds."""
-        builds = "engines.compile.rtx" if self.library == RTX else "engines.compile.plain"
+        builds = "engines.compile.rtx" if self.library == RTX else "engines.compile.network"
         return (builds, *["export.passes.unfuse_attention"] * self.unfused)
 
     @property
@@ -82,20 +79,18 @@ class Target:
             if self.device is None:
                 from engines.compile.rtx import build_engine
 
-                sms, skip = self.sms, self.skip_unsupported
                 built = build_engine(
                     graph,
                     spec,
                     config,
-                    sms=sms,
+                    sms=self.sms,
                     profiles=profiles,
-                    skip_unsupported=skip,
+                    skip_unsupported=self.skip_unsupported,
                     progress=progress,
                 )
             else:
-                from engines.compile.plain import build_engine_here
-
-                built = build_engine_here(graph, spec, config, self.device, profiles, progress)
+                build = StageBuild(load_library("trt"), graph, spec)
+                built = _built_here(build, build.settings(config, profiles), self.device, progress)
         if not self.unfused:
             return built
         return replace(built, builder={**built.builder, "attention": "unfused, in float32"})
@@ -122,11 +117,22 @@ def chosen_target(target: str = RTX, sms: str = "all", *, unfused: bool = False)
         return Target(parse_sms(sms), skip_unsupported=everything, unfused=unfused)
     if not everything:
         raise ConfigError("plain TensorRT builds for the GPU at hand", expected="no --sm", got=sms)
-    from engines.tensorrt.device import Cuda
-
     load_library(target)
     device = Cuda()
     return Target((device.sm,), unfused=unfused, device=device)
+
+
+def _built_here(build: StageBuild, settings: Any, device: Cuda, progress: Progress) -> BuiltEngine:
+    """A plain TensorRT engine for the GPU at hand, with what earlier builds on it measured."""
+    cache = cache_file("timing", build.version, device)
+    known = files.read_if_possible(cache)
+    if not known or not settings.set_timing_cache(settings.create_timing_cache(known), False):
+        settings.set_timing_cache(settings.create_timing_cache(b""), False)
+    built = build.compile(settings, "tensorrt", [device.sm], progress=progress)
+    timings = settings.get_timing_cache()
+    if timings is not None:
+        files.write_if_possible(cache, bytes(timings.serialize()))
+    return built
 
 
 @contextlib.contextmanager

@@ -1,7 +1,13 @@
-"""How good is the text? A judge's verdict for every runtime and precision, on the same noise."""
+"""How good is the text? A judge's verdict for every runtime and precision, on the same noise.
+
+The judge is a Python file of the user's own.
+"""
 
 import functools
-from collections.abc import Callable, Sequence
+import importlib.util
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +15,12 @@ from numpy.typing import NDArray
 
 from engines.artifacts.manifest import Manifest
 from engines.proof.saved import identity
-from engines.quality.judge import Judge
 from engines.quality.records import Quality, QualityReport, Share
 from engines.runtime.load import load_stages, load_tokenizer, require_runtime
 from export.precision import Precision
 from export.stages import components
 from ldlm import tokenizer as tokenizers
+from ldlm.errors import ConfigError
 from ldlm.sampler import SampleRequest, sample
 
 Ids = NDArray[np.int64]
@@ -22,6 +28,49 @@ Mask = NDArray[np.bool_]
 
 # What is judged unless asked otherwise: every machine has it.
 JUDGED = ("ort", "evaluator")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What decides about a text.
+
+    Attributes:
+        accepts: whether a text is right.
+        seen: the texts that the model was trained on.
+    """
+
+    accepts: Callable[[str], bool]
+    seen: Collection[str]
+
+
+def load_judge(path: Path) -> Judge:
+    """A judge from a Python file that defines `accepts(text)` and `seen()`.
+
+    `accepts` says whether a text is right; `seen` returns the texts that were trained on. The file
+    is executed: it is the user's own.
+
+    Raises:
+        ConfigError: it is not there, does not run, or does not define both.
+    """
+    spec = importlib.util.spec_from_file_location("judge", path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError("no judge there", expected="a Python file, *.py", got=path)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # a judge may have files beside it
+    try:
+        spec.loader.exec_module(module)
+        judge = Judge(module.accepts, frozenset(module.seen()))
+        judge.accepts("")
+    except Exception as error:  # whatever a user's file raises
+        raise ConfigError(
+            f"{path} is not a usable judge",
+            expected="a file that defines accepts(text) -> bool and seen() -> texts",
+            got=f"{type(error).__name__}: {error}",
+            remedy="mend the file, or install what it imports",
+        ) from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return judge
 
 
 def runs_of(precisions: Sequence[str], runtimes: Sequence[str]) -> list[tuple[str, str]]:

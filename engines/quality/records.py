@@ -1,10 +1,8 @@
 """A judge's verdict, as typed records: the schema of quality.json."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from msgspec import Meta
 
@@ -28,7 +26,7 @@ class Share(Record, frozen=True):
     high: Portion
 
     @classmethod
-    def of(cls, count: int, total: int) -> Share:
+    def of(cls, count: int, total: int) -> Self:
         """The share count / total."""
         if not total:
             return cls(0.0, 0.0, 1.0)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from engines.cli import main
-from engines.quality.evaluate import JUDGED, before_end, runs_of
-from engines.quality.judge import load_judge
+from engines.quality.evaluate import JUDGED, before_end, load_judge, runs_of
 from engines.quality.records import Share, read
 from engines.show.findings import quality_table
 from ldlm.errors import ConfigError

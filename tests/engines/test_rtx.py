@@ -17,7 +17,7 @@ from files_of import graph_path as graph
 from engines import build_engine
 from engines.artifacts import folder as folders
 from engines.compile.network import BuiltEngine
-from engines.compile.plain import build_engine_here
+from engines.compile.target import Target
 from engines.tensorrt.profiles import fitting, profiles
 from engines.tensorrt.targets import RTX_SMS, parse_sms
 from export.stages import AxisRange, compiled, stage
@@ -278,11 +278,12 @@ def test_plain_tensorrt_builds_the_same_way(
 ) -> None:
     """Also with a timing cache, and one that cannot be used."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("engines.compile.plain.load_library", lambda _: OnThisGpu())
+    monkeypatch.setattr("engines.compile.target.load_library", lambda _: OnThisGpu())
     path, spec = graph(small_artifacts, "fp16", "token_decoder"), stage("token_decoder")
 
     def build() -> BuiltEngine:
-        return build_engine_here(path, spec, CONFIG, FakeDevice("sm89"), profiles(CONFIG))
+        target = Target(("sm89",), device=FakeDevice("sm89"))
+        return target.build(path, spec, CONFIG, profiles(CONFIG), lambda *_: None)
 
     built = [build()]
     (cache,) = (tmp_path / "ldlm-engines").iterdir()

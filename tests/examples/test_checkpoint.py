@@ -14,8 +14,7 @@ from engines.artifacts import folder as folders
 from engines.artifacts.export import Export
 from engines.proof.questions import ProofOptions
 from engines.proof.verify import verify
-from engines.quality.evaluate import evaluate
-from engines.quality.judge import load_judge
+from engines.quality.evaluate import evaluate, load_judge
 from engines.quality.records import Quality
 from ldlm import LDLM, files
 from ldlm.sampler import SampleRequest
