@@ -6,15 +6,13 @@ Every provider is tried, not looked up in a list. Imports no torch: the answer c
 import contextlib
 import importlib
 import io
-import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from engines.artifacts.ingredients import installed_version
+from engines.memory import available_bytes, cores
 from engines.tensorrt.targets import NO_RTX, RTX_SMS
 from ldlm import files
 from ldlm.errors import LDLMError, installs
@@ -46,50 +44,21 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as the driver reports it."""
-
-    name: str
-    sm: str
-    driver: str
-    memory: str
-
-
 def examine(folder: Path = Path()) -> list[Finding]:
     """Look at everything; `folder` is where artifacts would be written."""
-    gpus = list_gpus()
+    gpu, sm = _gpu()
     system = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     return [
         Finding(GOOD, "Python", system, "everything here runs on it"),
         _torch(),
-        _gpu(gpus),
+        gpu,
         *_onnxruntime(),
         _integers(),
-        _rtx(gpus),
-        _plain(gpus),
-        _bindings(),
+        _rtx(sm),
+        _plain(sm),
         _memory(),
         _disk(folder),
     ]
-
-
-def list_gpus() -> list[Gpu]:
-    """What nvidia-smi, which comes with the driver, reports; empty without one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    asked = "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader"
-    try:
-        done = subprocess.run(
-            [tool, *asked], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    # Four fields to a line; whatever else is printed is no GPU.
-    rows = (line.split(", ") for line in done.stdout.splitlines())
-    gpus = (row for row in rows if len(row) == 4)
-    return [Gpu(name, f"sm{sm.replace('.', '')}", driver, ram) for name, sm, driver, ram in gpus]
 
 
 def _torch() -> Finding:
@@ -101,14 +70,21 @@ def _torch() -> Finding:
     return Finding(GOOD, "torch", found, means)
 
 
-def _gpu(gpus: list[Gpu]) -> Finding:
-    if gpus:
-        found = "; ".join(f"{g.name}, {g.sm}, {g.memory}, driver {g.driver}" for g in gpus)
-        return Finding(GOOD, "GPU", found, "whether it can be used: see CUDA bindings")
-    means = "export, proof and TARGET=rtx builds need none; running an engine, TARGET=trt and "
-    means += "--provider cuda do"
-    remedy = "an NVIDIA GPU and a driver for CUDA 13 (nvidia-smi must list it)"
-    return Finding(PARTLY, "GPU", "none that the driver reports", means, remedy)
+def _gpu() -> tuple[Finding, str]:
+    """The GPU that the TensorRT runtime opens, CUDA's first, and its compute capability."""
+    what, without = "GPU", "export, proof and TARGET=rtx builds need none; engines cannot be run"
+    if not (installed_version("cuda-bindings") and installed_version("cuda-core")):
+        found = "not looked at: CUDA's Python bindings are not installed"
+        return Finding(PARTLY, what, found, without, installs("rtx")), ""
+    from engines.tensorrt.device import Cuda
+
+    try:
+        device = Cuda()
+    except LDLMError as error:
+        found = f"none: {error.details.get('got', error.problem)}"
+        remedy = "an NVIDIA GPU and a driver for CUDA 13"
+        return Finding(PARTLY, what, found, without, remedy), ""
+    return Finding(GOOD, what, f"{device.name}, {device.sm}", "engines run on it"), device.sm
 
 
 def _onnxruntime() -> Iterator[Finding]:
@@ -172,57 +148,37 @@ def _problem(package: str, module: str) -> str | None:
     return None
 
 
-def _rtx(gpus: list[Gpu]) -> Finding:
+def _rtx(sm: str) -> Finding:
     what = "TensorRT-RTX"
     if problem := _problem("tensorrt-rtx", "tensorrt_rtx"):
         means = "no TARGET=rtx: engines can neither be built nor run"
         remedy = f"to build: {installs('build')}; to run: {installs('rtx')}; Linux x86-64"
         return Finding(PARTLY, what, problem, means, remedy)
     found = str(installed_version("tensorrt-rtx"))
-    builds = f"TARGET=rtx builds for SM {' '.join(sm.removeprefix('sm') for sm in RTX_SMS)}"
-    first = gpus[0].sm if gpus else ""  # the one that the runtime takes
-    if first in RTX_SMS:
-        return Finding(GOOD, what, found, f"{builds}; runs on {first}")
-    why = NO_RTX.get(first, "to run them: a GPU of that list")
+    builds = f"TARGET=rtx builds for SM {' '.join(each.removeprefix('sm') for each in RTX_SMS)}"
+    if sm in RTX_SMS:
+        return Finding(GOOD, what, found, f"{builds}; runs on {sm}")
+    why = NO_RTX.get(sm, "to run them: a GPU of that list")
     return Finding(PARTLY, what, found, f"{builds}; runs none here", why)
 
 
-def _plain(gpus: list[Gpu]) -> Finding:
+def _plain(sm: str) -> Finding:
     what, found = "TensorRT", installed_version("tensorrt")
     if found is None:
         remedy = f"on the GPU that shall run the engine: {installs('tensorrt')}"
         return Finding(PARTLY, what, "not installed", "no TARGET=trt", remedy)
-    if not gpus:
+    if not sm:
         means = "TARGET=trt builds only on the GPU that will run the engine"
         return Finding(PARTLY, what, found, means, "an NVIDIA GPU")
     if problem := _problem("tensorrt", "tensorrt"):
         return Finding(MISSING, what, problem, "no TARGET=trt", "reinstall tensorrt")
-    return Finding(GOOD, what, found, f"TARGET=trt builds and runs for {gpus[0].sm}")
-
-
-def _bindings() -> Finding:
-    """CUDA from Python: tried, as the runtime does it."""
-    what, found = "CUDA bindings", installed_version("cuda-bindings")
-    if found is None or installed_version("cuda-core") is None:
-        return Finding(PARTLY, what, "not installed", "engines cannot be run", installs("rtx"))
-    from engines.tensorrt.device import Cuda
-
-    try:
-        device = Cuda()
-    except LDLMError as error:
-        reason = f"{found}: {error.details.get('got', error.problem)}"
-        remedy = "an NVIDIA GPU and a driver for CUDA 13"
-        return Finding(PARTLY, what, reason, "engines cannot be run here", remedy)
-    return Finding(GOOD, what, found, f"engines run on {device.name}, {device.sm}")
+    return Finding(GOOD, what, found, f"TARGET=trt builds and runs for {sm}")
 
 
 def _memory() -> Finding:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = files.read_if_possible(Path("/sys/fs/cgroup/memory.max")).strip()
-    if limit.isdigit():  # a container's own
-        total = min(total, int(limit))
-    found = f"{total / GB:.1f} GB, {os.cpu_count()} CPUs"
-    return _enough("memory", found, total, MEMORY, "a machine with more memory")
+    available = available_bytes()
+    found = f"{available / GB:.1f} GB available, {cores()} cores"
+    return _enough("memory", found, available, MEMORY, "a machine with more memory")
 
 
 def _disk(folder: Path) -> Finding:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -21,10 +22,10 @@ from engines.artifacts import manifest as manifests
 from engines.artifacts.collect import Leftover, collect, drop, leftovers
 from engines.artifacts.ingredients import Decision
 from engines.artifacts.inspect import describe
-from engines.doctor import Gpu, examine
+from engines.doctor import examine
 from engines.show.findings import findings_table
 from engines.show.summary import decisions_table, description_table, leftovers_table
-from ldlm.errors import ArtifactError
+from ldlm.errors import ArtifactError, ProviderError
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,14 +35,19 @@ def finding(what: str) -> doctor.Finding:
     return found
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, *sms: str) -> None:
-    found = [Gpu(f"GPU {sm}", sm, "580.1", "80 GiB") for sm in sms]
-    monkeypatch.setattr(doctor, "list_gpus", lambda: found)
+def gpu(monkeypatch: pytest.MonkeyPatch, sm: str = "") -> None:
+    def opened() -> SimpleNamespace:
+        if not sm:
+            raise ProviderError("no usable GPU", got="cudaSetDevice: no device")
+        return SimpleNamespace(name=f"GPU {sm}", sm=sm)
+
+    monkeypatch.setattr("engines.tensorrt.device.Cuda", opened)
 
 
 def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch)
+    gpu(monkeypatch)
     assert finding("GPU").level == doctor.PARTLY
+    assert "no device" in finding("GPU").found
     assert finding("torch").level == doctor.GOOD
     assert finding("onnxruntime cpu").level == doctor.GOOD
     assert "tried" in finding("onnxruntime cpu").found
@@ -55,27 +61,17 @@ def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_that_rtx_knows_and_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, "sm89")
+    gpu(monkeypatch, "sm89")
     assert finding("TensorRT-RTX").level == doctor.GOOD
     assert "GPU sm89" in finding("GPU").found
-    gpus(monkeypatch, "sm90")
+    gpu(monkeypatch, "sm90")
     assert finding("TensorRT-RTX").level == doctor.PARTLY
     assert "Hopper" in finding("TensorRT-RTX").remedy
 
 
-def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 580.65.06, 143771 MiB'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert doctor.list_gpus() == [Gpu("NVIDIA H200", "sm90", "580.65.06", "143771 MiB")]
-    tool.write_text("#!/bin/sh\necho 'driver mismatch'\nexit 9\n")
-    assert doctor.list_gpus() == []
-
-
 def test_a_provider_is_tried_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 14: CUDA is listed by the package and does not start without a GPU."""
-    gpus(monkeypatch)
+    gpu(monkeypatch)
     found = finding("onnxruntime cuda")
     if found.level == doctor.GOOD:
         pytest.skip("a GPU is here, and the provider starts")
@@ -102,7 +98,7 @@ def test_whether_int8_can_be_faster(
 
 def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed_version", lambda _: None)
-    for what in ("torch", "TensorRT-RTX", "TensorRT", "CUDA bindings", "onnxruntime"):
+    for what in ("torch", "TensorRT-RTX", "TensorRT", "GPU", "onnxruntime"):
         found = finding(what)
         assert "not installed" in found.found
         assert "pip install" in found.remedy
