@@ -4,13 +4,13 @@ The commands are thin over these two classes. Importing this module imports neit
 nor a runtime.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from tokenizers import Tokenizer
 
 from engines.artifacts import folder as folders
 from engines.artifacts.build import Build
@@ -29,9 +29,6 @@ from ldlm import tokenizer as tokenizers
 from ldlm.config import LDLMConfig
 from ldlm.errors import ArtifactError, SamplerError
 from ldlm.sampler import Ids, Run, SampleRequest, Stages, Step
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 __all__ = ["Artifacts", "SampleRequest", "Sampler", "SamplerRun", "Samples", "Step"]
 

@@ -4,14 +4,12 @@ Imports neither torch nor onnx: a deployment reads it. A file is used only after
 been compared with the manifest's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -45,12 +43,12 @@ class FileEntry:
             raise ArtifactError("the manifest names a file outside its folder", got=self.path)
 
     @classmethod
-    def of(cls, folder: Path, path: Path) -> FileEntry:
+    def of(cls, folder: Path, path: Path) -> Self:
         """Hash a file that is in the folder."""
         relative = path.relative_to(folder).as_posix()
         return cls(relative, files.sha256(path), path.stat().st_size)
 
-    def under(self, place: str) -> FileEntry:
+    def under(self, place: str) -> Self:
         """The same file, after the folder that it is in got its place."""
         return replace(self, path=f"{place}/{self.path}")
 

@@ -4,11 +4,9 @@ A number that is not finite is None here and null in JSON. A record that has a g
 whether it holds: computed here, written for scripts, and compared with the record when it is read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -309,21 +307,21 @@ class Proof(Gated, frozen=True, tag_field="schema", tag=SCHEMA):
                 yield from getattr(self, name)
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> Proof:
+    def of(cls, records: Iterable[Record]) -> Self:
         """A proof of these records, each kind in the order in which they come."""
         kinds: dict[type[Record], list[Any]] = {kind: [] for kind in KINDS}
         for record in records:
             kinds[type(record)].append(record)
         return cls(*map(tuple, kinds.values()))
 
-    def only(self, keys: Collection[Key]) -> Proof:
+    def only(self, keys: Collection[Key]) -> Self:
         """The records of these (precision, component)."""
-        return Proof.of(record for record in self.records() if record.key in keys)
+        return self.of(record for record in self.records() if record.key in keys)
 
-    def merged(self, new: Proof) -> Proof:
+    def merged(self, new: Self) -> Self:
         """This proof with another one, which replaces what both have proved."""
         old = self.only({s.key for s in self.scopes} - {s.key for s in new.scopes})
-        return Proof.of(sorted((*old.records(), *new.records()), key=_place))
+        return self.of(sorted((*old.records(), *new.records()), key=_place))
 
     def require_passed(self) -> None:
         """Fail on the first gate that does not hold, or on a damage that nobody noticed.

@@ -1,7 +1,5 @@
 """What the questions of the proof are put to: one stage in one precision, and its inputs."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -10,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -65,17 +64,17 @@ class Subject:
         """Say what is being done with it."""
         self.progress(f"{self.spec.component} {self.precision}, {what}")
 
-    def at(self, *cases: Case, largest: int = MAX_BATCH) -> Subject:
+    def at(self, *cases: Case, largest: int = MAX_BATCH) -> Self:
         """The same with these inputs, where the model has positions for them; see `clamped`."""
         possible = (clamped(case, self.model.config, largest) for case in cases)
         return replace(self, cases=tuple(dict.fromkeys(possible)))
 
-    def stressed(self) -> Subject:
+    def stressed(self) -> Self:
         """The same of a stressed copy of the checkpoint; its graphs are still to be exported."""
         return replace(self, model=stressed(self.model), checkpoint="stress", paths={})
 
     @contextlib.contextmanager
-    def exported(self, parent: Path | None = None) -> Iterator[Subject]:
+    def exported(self, parent: Path | None = None) -> Iterator[Self]:
         """The same on graphs that stand for a while in `parent`, or where the system keeps such.
 
         Raises:

@@ -1,22 +1,20 @@
 """The stages of generation on the runtime that was asked for."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from engines.artifacts.folder import require_origin
 from engines.artifacts.manifest import TOKENIZER, Manifest
 from engines.tensorrt.library import LIBRARIES
 from export.precision import Precision
 from export.stages import LOOP, SAMPLED, stage
+from ldlm import tokenizer as tokenizers
 from ldlm.errors import ArtifactError, ConfigError, TokenizerError
 from ldlm.sampler import DenoiserLoop, Loop, Stages
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 RUNTIMES = ("ort", "torch", "evaluator", *LIBRARIES)
 
@@ -88,8 +86,6 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
         TokenizerError: there is none, or it does not fit.
         ArtifactError: it has changed.
     """
-    from ldlm import tokenizer as tokenizers
-
     if manifest.tokenizer is None:
         raise TokenizerError(
             "the artifacts have no tokenizer",
