@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 
 from engines.artifacts import folder as folders
-from engines.bench.peers import MATMUL, matmul_rate, parse
-from engines.bench.worker import STEP, Case, Timing, Worker, prepare, timed
+from engines.bench.peers import (
+    MATMUL,
+    STEP,
+    Case,
+    Timing,
+    Worker,
+    matmul_rate,
+    parse,
+    prepare,
+    timed,
+)
 from engines.memory import cores
 from engines.tensorrt.library import LIBRARIES
 from export.precision import Precision

@@ -20,8 +20,7 @@ def command(
 ) -> None:
     """Time each peer on the same steps, in turn; the last line is JSON."""
     from engines.bench.measure import bench
-    from engines.bench.peers import default_peers
-    from engines.bench.worker import Case
+    from engines.bench.peers import Case, default_peers
     from engines.show.findings import bench_table
     from ldlm import files
 

@@ -1,14 +1,11 @@
 """A judge's verdict, as typed records: the schema of quality.json."""
 
 import math
-from pathlib import Path
 from typing import Annotated, Self
 
 from msgspec import Meta
 
-from engines.artifacts.manifest import QUALITY
 from engines.proof.records import Count, PrecisionName, Record
-from engines.proof.saved import Saved, read_json
 
 # The version of quality.json's schema.
 SCHEMA = 1
@@ -76,8 +73,3 @@ class QualityReport(Record, frozen=True, tag_field="schema", tag=SCHEMA):
     seed: Count
     length: Count | None
     rows: tuple[Quality, ...]
-
-
-def read(folder: Path) -> Saved[QualityReport]:
-    """quality.json."""
-    return read_json(folder / QUALITY, QualityReport, "not evaluated yet")

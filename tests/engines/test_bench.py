@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from engines.artifacts import folder as folders
 from engines.bench import measure
 from engines.bench.measure import bench, flops
-from engines.bench.peers import default_peers, parse
-from engines.bench.worker import Case, Timing, Worker, loop, prepare, timed
+from engines.bench.peers import Case, Timing, Worker, default_peers, loop, parse, prepare, timed
 from engines.cli import app
 from engines.show.findings import bench_table
 from ldlm import LDLM, PRESETS

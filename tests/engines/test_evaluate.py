@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engines.cli import main
+from engines.proof.saved import Saved, read_json
 from engines.quality.evaluate import JUDGED, before_end, load_judge, runs_of
-from engines.quality.records import Share, read
+from engines.quality.records import QualityReport, Share
 from engines.show.findings import quality_table
 from ldlm.errors import ConfigError
 
@@ -20,6 +21,10 @@ accepts = lambda text: letters(text) % 2 == 0
 def seen():
     return ["a text that no model writes"]
 """
+
+
+def read(folder: Path) -> Saved[QualityReport]:
+    return read_json(folder / "quality.json", QualityReport, "not evaluated yet")
 
 
 @pytest.fixture
