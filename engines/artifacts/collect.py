@@ -36,11 +36,7 @@ def leftovers(folder: Path) -> list[Leftover]:
 
 
 def collect(folder: Path) -> list[Leftover]:
-    """Delete what can go, while nobody writes or reads; what it was.
-
-    Raises:
-        ArtifactError: as `leftovers`.
-    """
+    """Delete what `leftovers` finds, while nobody writes or reads; what it was."""
     return _delete(folder, leftovers(folder))
 
 

@@ -92,17 +92,13 @@ def find(folder: Path) -> Manifest | None:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[Manifest]:
-    """The manifest, while no writer deletes a file that it speaks of.
-
-    Raises:
-        ArtifactError: as `load`.
-    """
+    """The manifest, as `load` gives it, while no writer deletes a file that it speaks of."""
     if not folder.is_dir():
         load(folder)  # says so
-    with _descriptor(folder) as held:
+    with contextlib.ExitStack() as held:
         # Where a file system has no locks, a writer gets none either, and deletes nothing.
         with contextlib.suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_SH)
+            held.enter_context(_locked(folder, fcntl.LOCK_SH))
         yield load(folder)
 
 
@@ -140,8 +136,7 @@ def unread(folder: Path, *, wait: bool) -> Iterator[None]:
     Raises:
         OSError: somebody reads, and `wait` was not asked for.
     """
-    with _descriptor(folder) as held:
-        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    with _locked(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
         yield
 
 
@@ -228,10 +223,12 @@ def require_ours(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _descriptor(folder: Path) -> Iterator[int]:
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    """Hold a lock on the folder itself, which writes nothing."""
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield held
+        fcntl.flock(held, how)
+        yield
     finally:
         os.close(held)
 

@@ -79,11 +79,7 @@ class FileEntry:
 
 
 def read(entry: FileEntry, folder: Path) -> bytes:
-    """A file's content, after the same checks; what was checked is what is returned.
-
-    Raises:
-        ArtifactError: as `FileEntry.verified`.
-    """
+    """A file's content, after the checks of `FileEntry.verified`; what was checked is returned."""
     path = folder / entry.path
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != entry.sha256:

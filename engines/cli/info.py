@@ -6,9 +6,7 @@ from ldlm import config as configs
 
 
 def command(
-    checkpoint: opt.CheckpointIfAny = None,
-    preset: opt.Preset = "base",
-    as_json: opt.Json = False,
+    checkpoint: opt.CheckpointIfAny = None, preset: opt.Preset = "base", as_json: opt.Json = False
 ) -> None:
     """Show every component, its calculation, its parameters and the published value."""
     from engines.show.findings import account_table

@@ -55,8 +55,7 @@ OldPrecision = Annotated[
     str | None, Option(help="In place of leftovers: the graphs and engines of this one.")
 ]
 WithoutIsland = Annotated[
-    list[str] | None,
-    Option(help="Experiment: leave this island in half; again for another one."),
+    list[str] | None, Option(help="Experiment: leave this island in half; again for another one.")
 ]
 
 # Engines.

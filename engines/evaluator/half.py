@@ -13,15 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
-    {
-        F.linear,
-        F.scaled_dot_product_attention,
-        torch.matmul,
-        torch.Tensor.matmul,
-        torch.Tensor.__matmul__,
-    }
-)
+PRODUCTS: set[Callable[..., Any]] = {
+    F.linear,
+    F.scaled_dot_product_attention,
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+}
 
 
 class HalfProducts(TorchFunctionMode):

@@ -21,10 +21,9 @@ from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.questions import Question
 from engines.proof.records import Checkpoint, Distances, Measurement
 from engines.proof.stress import stress_inputs, stressed
-from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
-from engines.runtime.torch import TorchStage
+from engines.runtime.torch import EvaluatorStage, TorchStage
 from export.exporter import export_stage
 from export.precision import Precision, apply, without_rounding
 from export.stages import MAX_BATCH, StageSpec, stage

@@ -136,7 +136,7 @@ def _loader(
         # The engines share a stream and scratch memory.
         make = functools.partial(TrtStage.from_artifacts, TrtRuntime(runtime))
     elif runtime == "evaluator":
-        from engines.runtime.evaluator import EvaluatorStage
+        from engines.runtime.torch import EvaluatorStage
 
         make = EvaluatorStage.from_artifacts
     else:

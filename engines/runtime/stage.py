@@ -48,22 +48,14 @@ class RuntimeStage(abc.ABC):
         self.ranges = dict(graph_ranges(config) if ranges is None else ranges)
 
     def __call__(self, *inputs: Any) -> Array:
-        """Tensors in, in the spec's order; the stage's first output out.
-
-        Raises:
-            StageInputError: as `run`.
-        """
+        """Tensors in, in the spec's order; the stage's first output out; see `run`."""
         name = self.spec.outputs[0].name
         return self.run(named(self.spec, inputs), [name])[name]
 
     def run(
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """The named outputs; by default all of the spec.
-
-        Raises:
-            StageInputError: as `checked`.
-        """
+        """The named outputs, by default all of the spec, of inputs that are `checked`."""
         names = [t.name for t in self.spec.outputs] if outputs is None else list(outputs)
         return self._run(self.checked(feeds), names)
 

@@ -1,13 +1,20 @@
-"""A stage in PyTorch: the reference of the proof and a peer of the benchmarks."""
+"""Stages in PyTorch: the reference, and the evaluator, which rounds every tensor as a device does.
+
+The evaluator is slow, and runs on any machine.
+"""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import nn
 
-from engines.runtime.stage import Array, RuntimeStage
+from engines.evaluator.graph import Evaluator
+from engines.runtime.stage import Array, GraphStage, RuntimeStage
 from export.stages import StageSpec
+from ldlm.config import LDLMConfig
 from ldlm.model import LDLM
 
 
@@ -30,3 +37,19 @@ class TorchStage(RuntimeStage):
         (name,) = outputs
         with torch.inference_mode():
             return {name: self.module(*inputs).numpy()}
+
+
+class EvaluatorStage(GraphStage):
+    """One stage on the evaluator; see `engines.evaluator.graph`.
+
+    Raises:
+        ArtifactError: the evaluator lacks an operator of the graph.
+    """
+
+    def __init__(self, path: Path, spec: StageSpec, config: LDLMConfig) -> None:
+        super().__init__(path, spec, config)
+        self._evaluator = Evaluator(ir.load(path).graph)
+
+    def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> dict[str, Array]:
+        found = self._evaluator.run(feeds)
+        return {name: found[name] for name in outputs}

@@ -57,11 +57,7 @@ def table(
 
 
 def pivot(
-    title: str,
-    names: Sequence[str],
-    found: Cells,
-    columns: Sequence[str] = (),
-    caption: Cell = "",
+    title: str, names: Sequence[str], found: Cells, columns: Sequence[str] = (), caption: Cell = ""
 ) -> Table:
     """A table of cells; columns that are not given are those of the cells, as they come."""
     others = columns or list(dict.fromkeys(key[-1] for key in found))

@@ -84,7 +84,7 @@ class Stream:
 class DeviceArray:
     """A tensor in device memory, valid as long as it is held.
 
-    Other libraries read it in place: `torch.from_dlpack(array)`, `cupy.asarray(array)`.
+    Other libraries read it in place: `torch.from_dlpack(array)`, `cupy.from_dlpack(array)`.
 
     Args:
         stream: fills it.
@@ -94,12 +94,7 @@ class DeviceArray:
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        pointer: int,
-        shape: tuple[int, ...],
-        dtype: str,
-        owner: object = None,
+        self, stream: Stream, pointer: int, shape: tuple[int, ...], dtype: str, owner: object = None
     ) -> None:
         self.stream, self.shape, self.dtype = stream, shape, np.dtype(dtype)
         self._pointer, self._owner = pointer, owner
@@ -143,16 +138,6 @@ class DeviceArray:
         with self.stream.turn():
             self.stream.device.download(array, pointer, self.stream.handle)
         return array
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.pointer, False),
-            "stream": self.stream.handle,
-            "version": 3,
-        }
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self.stream.device.index)  # kDLCUDA

@@ -19,7 +19,7 @@ from engines import OrtStage, compare
 from engines.evaluator.graph import Evaluator
 from engines.evaluator.ops import OPERATORS
 from engines.proof.inputs import stage_inputs
-from engines.runtime.evaluator import EvaluatorStage
+from engines.runtime.torch import EvaluatorStage
 from export.stages import STAGES, stage
 from ldlm import LDLM
 from ldlm.errors import ArtifactError

@@ -16,10 +16,9 @@ from engines import OrtStage, compare
 from engines.artifacts import folder as folders
 from engines.memory import cores
 from engines.proof.inputs import stage_inputs
-from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.load import load_stages
 from engines.runtime.stage import RuntimeStage
-from engines.runtime.torch import TorchStage
+from engines.runtime.torch import EvaluatorStage, TorchStage
 from export.stages import stage
 from ldlm import LDLM
 from ldlm.errors import ArtifactError, ConfigError, ProviderError, StageInputError

@@ -27,8 +27,7 @@ from engines.proof.sabotage.selftest import self_test
 from engines.proof.stress import CHANNELS, stress_inputs, stressed
 from engines.proof.subject import Subject
 from engines.proof.verify import stress
-from engines.runtime.evaluator import EvaluatorStage
-from engines.runtime.torch import TorchStage
+from engines.runtime.torch import EvaluatorStage, TorchStage
 from engines.show.proof import ablation_table, answers_table, self_test_table
 from export import export_stage, precision
 from export.precision import POLICIES, Precision

@@ -16,9 +16,9 @@ from engines.artifacts.manifest import FileEntry
 from engines.proof.engine import engine_questions
 from engines.proof.records import Measurement
 from engines.proof.subject import Subject
-from engines.runtime.engine_file import checked_engine
 from engines.runtime.load import load_stages
 from engines.runtime.ort import OrtStage
+from engines.runtime.trt_stage import checked_engine
 from engines.tensorrt import library as libraries
 from engines.tensorrt.device import Cuda
 from engines.tensorrt.library import load_library

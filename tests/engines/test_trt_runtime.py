@@ -16,11 +16,10 @@ from fake_tensorrt import FakeDevice, FakeTensorRT, runtime_of, stage_of
 
 from engines.artifacts import folder as folders
 from engines.proof.inputs import stage_inputs
-from engines.runtime.engine_file import checked_engine
 from engines.runtime.ort import OrtStage
 from engines.runtime.pool import IDLE
 from engines.runtime.stage import named
-from engines.runtime.trt_stage import TrtStage
+from engines.runtime.trt_stage import TrtStage, checked_engine
 from engines.tensorrt.cache import RuntimeCache
 from engines.tensorrt.stream import Foreign
 from export.stages import compiled, stage

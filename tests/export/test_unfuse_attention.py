@@ -14,9 +14,8 @@ from engines import compare
 from engines.compile.rtx import layer_dtypes
 from engines.compile.target import Target, _unfused
 from engines.proof.inputs import stage_inputs
-from engines.runtime.evaluator import EvaluatorStage
 from engines.runtime.ort import OrtStage
-from engines.runtime.torch import TorchStage
+from engines.runtime.torch import EvaluatorStage, TorchStage
 from engines.tensorrt.profiles import profiles
 from export.passes.unfuse_attention import unfuse_attention
 from export.stages import compared, stage
