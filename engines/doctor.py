@@ -29,8 +29,7 @@ PROBE = bytes.fromhex(
 DOT_PRODUCTS = ("avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
 
 GB = 1e9
-MEMORY = 8 * GB  # what `make engines` at the published size needs
-DISK = 10 * GB
+MEMORY, DISK = 8, 10  # GB that `make engines` at the published size needs
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Finding:
 def examine(folder: Path = Path()) -> list[Finding]:
     """Look at everything; `folder` is where artifacts would be written."""
     gpu, sm = _gpu()
+    memory, disk = available_bytes() / GB, files.free_bytes(folder) / GB
     system = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     return [
         Finding(GOOD, "Python", system, "everything here runs on it"),
@@ -56,8 +56,8 @@ def examine(folder: Path = Path()) -> list[Finding]:
         _integers(),
         _rtx(sm),
         _plain(sm),
-        _memory(),
-        _disk(folder),
+        _enough("memory", f"{memory:.1f} GB available, {cores()} cores", memory, MEMORY),
+        _enough("disk", f"{disk:.1f} GB free at {folder.resolve()}", disk, DISK),
     ]
 
 
@@ -175,21 +175,9 @@ def _plain(sm: str) -> Finding:
     return Finding(GOOD, what, found, f"TARGET=trt builds and runs for {sm}")
 
 
-def _memory() -> Finding:
-    available = available_bytes()
-    found = f"{available / GB:.1f} GB available, {cores()} cores"
-    return _enough("memory", found, available, MEMORY, "a machine with more memory")
-
-
-def _disk(folder: Path) -> Finding:
-    free = files.free_bytes(folder)
-    found = f"{free / GB:.1f} GB free at {folder.resolve()}"
-    return _enough("disk", found, free, DISK, "choose another --out, or free space")
-
-
-def _enough(what: str, found: str, has: float, needs: float, remedy: str) -> Finding:
+def _enough(what: str, found: str, has: float, needs: float) -> Finding:
     """Whether there is as much as `make engines` at the published size needs."""
     if has >= needs:
         return Finding(GOOD, what, found, "enough for make engines at the published size")
-    means = f"make engines at the published size needs {needs / GB:.0f} GB; PRESET=small fits"
-    return Finding(PARTLY, what, found, means, remedy)
+    means = f"make engines at the published size needs {needs:.0f} GB; PRESET=small fits"
+    return Finding(PARTLY, what, found, means, f"a machine, or a place, with more {what}")

@@ -53,11 +53,8 @@ def reset_peak() -> None:
 
 def peak_bytes() -> int:
     """Peak resident memory in bytes since the reset; elsewhere than on Linux, of the process."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii"))
-        if found:
-            return 1024 * int(found.group(1))
+    if found := re.search(r"VmHWM:\s+(\d+) kB", _text(Path("/proc/self/status"))):
+        return 1024 * int(found.group(1))
     # Linux counts kilobytes, macOS bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

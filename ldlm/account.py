@@ -44,7 +44,7 @@ GPT2_SHAPES: tuple[tuple[str, int, tuple[int, ...]], ...] = (
 
 
 @dataclass(frozen=True)
-class Line:
+class ParameterCount:
     """One line of the account."""
 
     component: str
@@ -63,7 +63,7 @@ def gpt2_parameters() -> int:
     return sum(number * math.prod(shape) for _, number, shape in GPT2_SHAPES)
 
 
-def account(config: LDLMConfig) -> list[Line]:
+def account(config: LDLMConfig) -> list[ParameterCount]:
     """Every component with its calculation; published values where the width is `base`'s."""
     model = skeleton(config)
     decoder, denoiser = model.latent_decoder, model.denoiser
@@ -96,7 +96,7 @@ def account(config: LDLMConfig) -> list[Line]:
     # A config that changes the published totals is allowed; they stand beside its own.
     at_base = config.d_model == PRESETS["base"].d_model
     return [
-        Line(name, calculation, number, PUBLISHED.get(name) if at_base else None)
+        ParameterCount(name, calculation, number, PUBLISHED.get(name) if at_base else None)
         for name, (calculation, number) in rows
     ]
 

@@ -105,10 +105,7 @@ class Export:
         """A Decision on every component, and jobs that export what must be and decide again.
 
         Where the folder holds another checkpoint's graphs, or an older version's, all are exported
-        here: the old ones stay until all new ones are there, and go at one moment.
-
-        Raises:
-            ExportError, CheckpointError, DiskSpaceError, ArtifactError: as `run`.
+        here: the old ones stay until all new ones are there, and go at one moment. See `run`.
         """
         if self._foreign():
             waiting = functools.partial(progress, f"waiting for another export into {self.folder}")

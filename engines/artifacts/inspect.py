@@ -30,7 +30,12 @@ def describe(path: Path) -> Document:
     if path.is_dir():
         return _folder(folders.load(path))
     if path.is_file() and path.suffix == ".onnx":
-        return _graph(path)
+        try:
+            found = _facts(path)
+        except Exception as error:  # of protobuf, of onnx_ir, of what a damaged graph lacks
+            problem = f"{path} is not a readable ONNX file"
+            raise ArtifactError(problem, got=str(error)[:300]) from error
+        return {"sha256": files.sha256(path), **found, "manifest": _home(path)}
     if path.is_file() and path.suffix == ".engine":
         size = path.stat().st_size
         return {"sha256": files.sha256(path), "bytes": size, "manifest": _home(path)}
@@ -63,14 +68,6 @@ def _folder(manifest: Manifest) -> Document:
         entries = ((e["precision"], e.get("target"), e["stage"], e) for e in document[kind])
         document[kind] = {"/".join(filter(None, names)): entry for *names, entry in entries}
     return document
-
-
-def _graph(path: Path) -> Document:
-    try:
-        found = _facts(path)
-    except Exception as error:  # of protobuf, of onnx_ir, of what a damaged graph leaves undefined
-        raise ArtifactError(f"{path} is not a readable ONNX file", got=str(error)[:300]) from error
-    return {"sha256": files.sha256(path), **found, "manifest": _home(path)}
 
 
 def _facts(path: Path) -> Document:

@@ -108,10 +108,7 @@ def ablate(subject: Subject) -> Iterator[Ablation]:
     """Export a component with each of its islands in half, alone and all together.
 
     Args:
-        subject: in a half precision; of any other there is nothing to say.
-
-    Raises:
-        ExportError, DiskSpaceError: as `Subject.exported`.
+        subject: in a half precision; of any other there is nothing to say. See `Subject.exported`.
     """
     if not subject.precision.is_half:
         return

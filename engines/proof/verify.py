@@ -98,11 +98,7 @@ def _component(
 
 
 def stress(subject: Subject, folder: Path) -> Iterator[Measurement]:
-    """Export a component of a stressed model, inside a folder for a while, and prove that.
-
-    Raises:
-        ExportError, DiskSpaceError: as the export.
-    """
+    """Prove a component of a stressed model, exported inside a folder; see `Subject.exported`."""
     subject.tell("stress checkpoint")
     with subject.stressed().exported(folder) as tough:
         yield from prove(tough.at(*STRESS_CASES))

@@ -75,10 +75,7 @@ def open_session(
     Args:
         model: the path of the .onnx file, or its content.
         stage: its name, for messages.
-        device, cuda_graphs: see `OrtStage`.
-
-    Raises:
-        ProviderError, ArtifactError: see `OrtStage`.
+        device, cuda_graphs: see `OrtStage`, also for what is raised.
     """
     if device not in PROVIDERS:
         raise ProviderError("no such provider", expected=" or ".join(PROVIDERS), got=device)

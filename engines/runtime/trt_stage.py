@@ -74,11 +74,7 @@ class TrtStage(RuntimeStage):
     def from_artifacts(
         cls, runtime: TrtRuntime, folder: Path, manifest: Manifest, stage_name: str, precision: str
     ) -> TrtStage:
-        """A stage of an artifacts folder, after all that can be checked without TensorRT was.
-
-        Raises:
-            ArtifactError: see `engines.runtime.trt_stage.checked_engine`.
-        """
+        """A stage of an artifacts folder, after the checks of `checked_engine`."""
         entry, plan = checked_engine(runtime, folder, manifest, stage_name, precision)
         cache = None
         if runtime.library.jit:
@@ -199,14 +195,11 @@ class Binding:
 
     Args:
         stage: whose.
-        sizes: of the dynamic axes.
+        sizes: of the dynamic axes; see `TrtStage.context`.
 
     Attributes:
         stage: as given.
         memory: the buffers by the names of the engine's inputs and outputs.
-
-    Raises:
-        StageInputError, EngineRunError: see `TrtStage.context`.
     """
 
     def __init__(self, stage: TrtStage, sizes: Sizes) -> None:

@@ -10,17 +10,17 @@ from engines.doctor import Finding
 from engines.proof.records import number
 from engines.quality.records import QualityReport, Share
 from engines.show.table import GOOD, RULE, WARNING, Cell, grouped, table
-from ldlm.account import Line
+from ldlm.account import ParameterCount
 
 # The longest bar of a benchmark, and what its rows say in numbers.
 BAR = 30
 FIGURES = ("p50", "p90", "p99", "ratio", "tokens/s", "outside", "of rate", "GB")
 
 
-def account_table(lines: Iterable[Line]) -> Table:
+def account_table(lines: Iterable[ParameterCount]) -> Table:
     """Component, calculation, parameters and the published value beside it."""
 
-    def published(line: Line) -> Cell:
+    def published(line: ParameterCount) -> Cell:
         if line.published is None:
             return ""
         sign, style = ("=", GOOD) if line.published == line.parameters else ("≠", WARNING)
@@ -54,7 +54,8 @@ def bench_table(document: dict[str, Any]) -> Table:
     """
     machine = document["machine"]
     rows: list[Sequence[Cell]] = []
-    for case, peers in grouped(document["rows"], _case).items():
+    cases = grouped(document["rows"], lambda row: f"{row['what']} {row['batch']} x {row['length']}")
+    for case, peers in cases.items():
         slowest = max(row["p50_ms"] for row in peers)
         rows += [RULE, *((case if row is peers[0] else "", *_row(row, slowest)) for row in peers)]
     return table(
@@ -65,10 +66,6 @@ def bench_table(document: dict[str, Any]) -> Table:
         f"matmul rate {machine['matmul_gflops']} GFLOP/s. ratio: how much faster than the first; "
         "outside: share of the loop outside the graph; of rate: share of the matmul rate",
     )
-
-
-def _case(row: dict[str, Any]) -> str:
-    return f"{row['what']} {row['batch']} x {row['length']}"
 
 
 def _row(row: dict[str, Any], slowest: float) -> Iterator[str]:

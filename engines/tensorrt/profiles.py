@@ -10,8 +10,6 @@ from ldlm.errors import ConfigError
 # one that holds a shape is used: a batch of 1 runs on what is tuned for it.
 PROFILES: dict[str, tuple[int, int, int]] = {"latency": (1, 1, 1), "throughput": (1, 8, 8)}
 
-CUSTOM = "custom"
-
 # Allowed sizes per dynamic axis, by the profile's name, in the engine's order.
 Profiles = Mapping[str, Mapping[str, AxisRange]]
 
@@ -40,7 +38,7 @@ def profiles(
         raise ConfigError("a batch range is a profile of its own", got="--batch and --profile")
     allowed = graph_ranges(config)
     named = {n: b for n, b in PROFILES.items() if n in (names or PROFILES)}
-    batches: Mapping[str, Sequence[int]] = {CUSTOM: batch} if batch else named
+    batches: Mapping[str, Sequence[int]] = {"custom": batch} if batch else named
     lengths = AxisRange(*length) if length else allowed[LENGTH]
     found = {n: {BATCH: AxisRange(*b), LENGTH: lengths} for n, b in batches.items()}
     for name, ranges in found.items():
