@@ -253,7 +253,7 @@ def edit(path: Path, old: str, new: str) -> None:
     [
         ("token_decoder", "def forward(", "# a comment\n    def forward(", set()),
         ("token_decoder", '"""', '"""Another docstring. ', set()),
-        ("token_decoder", "import annotations\n", "import annotations\n\n\n", set()),
+        ("token_decoder", "import Tensor, nn\n", "import Tensor, nn\n\n\n", set()),
         ("token_decoder", "return ", "return 2 * ", {"token_decoder"}),
         ("denoiser", "return ", "return 2 * ", {"denoiser"}),
         ("layers", "return ", "return 2 * ", set(STAGES)),
