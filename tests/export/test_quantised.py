@@ -53,7 +53,7 @@ def test_a_product_is_off_by_no_more_than_its_roundings(
     linear = layer(rows, columns, seed)
     x = size * torch.randn(3, rows, generator=torch.Generator().manual_seed(seed))
     quantised = QuantisedLinear(linear)
-    assert quantised.codes.abs().max() == LEVELS
+    assert (quantised.codes.abs().amax(dim=0) == LEVELS).all()  # every channel has its own scale
     step = (x.amax().clamp(min=0) - x.amin().clamp(max=0)) / 255
     weight = linear.weight.T
     # The zero point is rounded too: an activation at the end of the range is off by a whole step.
@@ -80,6 +80,8 @@ def test_the_largest_sums_do_not_saturate(tmp_path: Path) -> None:
     linear = torch.nn.Linear(512, 8, bias=False).requires_grad_(False)
     linear.weight.data.fill_(0.5)
     module = QuantisedLinear(linear).eval()
+    # This CPU may have VNNI: two products fit into 16 bits on every other one, too.
+    assert 2 * 255 * int(module.codes.abs().max()) <= np.iinfo(np.int16).max
     x = torch.ones(4, 512)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter itself, as in export.exporter.trace

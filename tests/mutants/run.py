@@ -7,6 +7,11 @@ The faults are data: `tests/mutants/*.toml`, one table `[[mutant]]` each, with
     old, new  text that is once in the file, and what takes its place
     tests     files or node ids of pytest, the narrowest that should fail
     survives  of a survivor alone: the reason why no test can fail
+    fresh     true, if its tests need artifacts that the changed code has exported; others get
+              those of the run without a mutant, which saves minutes and can only spare a mutant
+
+and before them a list `preload` of libraries that take seconds to import, for speed alone; plugins
+of pytest cannot be among them.
 
 Exit status: 0, if every mutant is killed or explained; 1, if one survives without a reason, does
 not apply, or is killed although it is explained; 2, if nothing could be measured.
@@ -17,6 +22,9 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import shutil
@@ -26,6 +34,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +43,12 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
+LISTS = Path("tests", "mutants")
 TIMEOUT = 300.0  # seconds for the tests of one mutant
 QUICK = "not base and not long and not gpu"  # what `make test` runs
 KILLED, TIMED_OUT, EXPLAINED = "killed", "killed (timeout)", "explained"
 SURVIVED, STALE, BROKEN = "SURVIVED", "STALE REASON", "DOES NOT APPLY"
+FORK = multiprocessing.get_context("fork")
 GOOD = (KILLED, TIMED_OUT, EXPLAINED)
 
 console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
@@ -57,6 +68,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     survives: str | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,6 +141,31 @@ def _is_test(test: str, root: Path) -> bool:
     return not node or found is not None
 
 
+def preload(folder: Path) -> None:
+    """Import what the lists name as slow and changed by no mutant, once for all child processes."""
+    lists = [tomllib.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.toml"))]
+    for name in (name for found in lists for name in found.get("preload", ())):
+        with contextlib.suppress(ImportError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(name)
+
+
+def _in_child(folder: Path, environment: dict[str, str], output: Path, options: list[str]) -> None:
+    """Run pytest in a copy, in a process group of its own; the exit status is pytest's."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = [str(folder), *(path for path in sys.path if path != sys.path[0])]
+    sys.dont_write_bytecode = True
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import pytest
+
+    sys.exit(int(pytest.main(options)))
+
+
 class Copy:
     """A copy of a checkout's files in a temporary folder, where mutants are applied.
 
@@ -136,9 +173,9 @@ class Copy:
     look alike by time and size.
     """
 
-    def __init__(self, root: Path, folder: Path, timeout: float) -> None:
-        self.root, self.folder, self.timeout = root, folder / "checkout", timeout
-        self._base = folder / "pytest"
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder = folder / "checkout"
+        self._first, self._base = folder / "first", folder / "pytest"
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=root, check=True, capture_output=True).stdout
         for name in sorted({n for n in os.fsdecode(names).split("\0") if (root / n).is_file()}):
@@ -164,7 +201,7 @@ class Copy:
                 raise NothingMeasuredError(f"{origin} is imported and not the copy of {file}")
 
     @contextlib.contextmanager
-    def mutated(self, mutant: Mutant) -> Iterator[None]:
+    def _mutated(self, mutant: Mutant) -> Iterator[None]:
         """While this holds, the fault is in the copy."""
         path = self.folder / mutant.file
         text = path.read_bytes()
@@ -177,29 +214,36 @@ class Copy:
         finally:
             path.write_bytes(text)
 
-    def run(self, tests: Sequence[str], limit: float | None) -> Outcome:
+    def run_unchanged(self, tests: Sequence[str]) -> Outcome:
+        """Run tests without a mutant, and keep the artifacts that they made."""
+        return self._run(tests, None, self._first, self.environment)
+
+    def run(self, mutant: Mutant, limit: float) -> Outcome:
+        """Run the tests of a mutant, the artifacts ready if they may be."""
+        ready = {} if mutant.fresh else {"LDLM_READY_ARTIFACTS": str(self._first / "artifacts")}
+        with self._mutated(mutant):
+            return self._run(mutant.tests, limit, self._base, self.environment | ready)
+
+    def _run(
+        self, tests: Sequence[str], limit: float | None, base: Path, environment: dict[str, str]
+    ) -> Outcome:
         """Run tests up to the first that fails; what they started ends with them."""
         options = ["-x", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=no", "--color=no"]
-        command = [sys.executable, "-m", "pytest", *options, "-m", QUICK]
-        command += [f"--basetemp={self._base}", *tests]
+        options += ["-m", QUICK, f"--basetemp={base}", *tests]
+        output = base.with_suffix(".txt")
         began = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        process = FORK.Process(target=_in_child, args=(self.folder, environment, output, options))
+        process.start()
         try:
-            text, status = process.communicate(timeout=limit)[0], process.returncode
-        except subprocess.TimeoutExpired:
-            text, status = "", None
+            ended = multiprocessing.connection.wait([process.sentinel], limit)
         finally:
+            # Not yet waited for, so that the number of the group is still its own.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                if process.pid is not None:
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+        status = process.exitcode if ended else None
+        text = output.read_text("utf-8", "replace")
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
         name = failed.group(1) if failed else ""
         return Outcome(status, time.monotonic() - began, name, "\n".join(text.splitlines()[-15:]))
@@ -246,17 +290,16 @@ def measure(mutants: Sequence[Mutant], root: Path, timeout: float) -> Iterator[R
     if not ready:
         return
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Copy(root, Path(folder).resolve(), timeout)
+        copy = Copy(root, Path(folder).resolve())
         copy.require_imported(sorted({mutant.file for mutant in ready}))
+        preload(root / LISTS)
         tests = sorted({test for mutant in ready for test in mutant.tests})
-        outcome = copy.run(tests, None)
+        outcome = copy.run_unchanged(tests)
         if outcome.status != 0:
             raise NothingMeasuredError(f"the tests fail without a mutant\n{outcome.text}")
         console.print(f"without a mutant, the tests pass in {outcome.seconds:.0f} s")
         for mutant in ready:
-            with copy.mutated(mutant):
-                outcome = copy.run(mutant.tests, timeout)
-            yield judged(mutant, outcome)
+            yield judged(mutant, copy.run(mutant, timeout))
 
 
 def report(rows: Sequence[Row], seconds: float) -> None:
@@ -296,7 +339,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for a mutant")
     parser.add_argument("--check", action="store_true", help="look at the list and run nothing")
     options = parser.parse_args()
-    mutants = read(options.root / "tests" / "mutants")
+    mutants = read(options.root / LISTS)
     if options.check:
         return check(mutants, options.root)
     chosen = [m for m in mutants if options.only in m.name or options.only in m.file]
