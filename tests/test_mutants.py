@@ -18,8 +18,12 @@ def edge(width, height):
     return 2 * (width + height)
 """
 TESTS = """
+import os
 import time
 import shapes
+
+def test_of_artifacts():
+    assert shapes.edge(2, 3) == 10 or os.environ.get("LDLM_READY_ARTIFACTS")
 
 def test_area():
     assert shapes.area(2, 3) == 6
@@ -55,6 +59,22 @@ tests = ["tests/test_shapes.py::test_edge"]
 survives = "2.0 is 2"
 
 [[mutant]]
+name = "a survivor where artifacts are ready"
+file = "shapes.py"
+old = "2 * (width"
+new = "3 * (width"
+tests = ["tests/test_shapes.py::test_of_artifacts"]
+survives = "they were made without the mutant"
+
+[[mutant]]
+name = "the same with artifacts of its own"
+file = "shapes.py"
+old = "2 * (width"
+new = "3 * (width"
+tests = ["tests/test_shapes.py::test_of_artifacts"]
+fresh = true
+
+[[mutant]]
 name = "a survivor that is killed by now"
 file = "shapes.py"
 old = "2 * (width"
@@ -81,6 +101,8 @@ VERDICTS = {
     "a sum for a product": "killed",
     "a product for a sum": "SURVIVED",
     "a known survivor": "explained",
+    "a survivor where artifacts are ready": "explained",
+    "the same with artifacts of its own": "killed",
     "a survivor that is killed by now": "STALE REASON",
     "a line that is gone": "DOES NOT APPLY",
 }
@@ -121,7 +143,7 @@ def test_faults_of_a_list_are_named(tmp_path: Path) -> None:
         "a sum for a product: no test tests/test_shapes.py::test_volume",
         "a sum for a product: the changed file is no Python",
         "a line that is gone: `old` is 0 times in shapes.py, and should be once",
-        "5 mutants, 4 faults of the list",
+        "7 mutants, 4 faults of the list",
     ]
 
 
@@ -129,10 +151,10 @@ def test_every_verdict(tmp_path: Path) -> None:
     root = project(tmp_path)
     done = run("--root", str(root))
     assert done.returncode == 1, done.stdout
-    lines = re.findall(r"^ +\d+/5 (.+?) +\d+\.\d s (.+)$", done.stdout, re.MULTILINE)
+    lines = re.findall(r"^ +\d+/7 (.+?) +\d+\.\d s (.+)$", done.stdout, re.MULTILINE)
     assert {name: verdict for verdict, name in lines} == VERDICTS
-    assert "5 mutants in" in done.stdout
-    assert "1 killed (20%), 1 explained (20%), 1 survived (20%), 2 stale (40%)" in done.stdout
+    assert "7 mutants in" in done.stdout
+    assert "2 killed (29%), 2 explained (29%), 1 survived (14%), 2 stale (29%)" in done.stdout
     assert "test_shapes.py::test_area" in done.stdout
     assert "2.0 is 2" in done.stdout
     assert (root / "shapes.py").read_text() == CODE

@@ -59,6 +59,20 @@ def test_a_folders_files_are_on_the_disk_before_its_name_is(tmp_path: Path, even
     assert events[2:] == [("move", "folder")]
 
 
+def test_a_folder_in_its_place_is_on_the_disk_at_every_level(
+    tmp_path: Path, events: Events
+) -> None:
+    """Its files in subfolders first, then its name, then the folders that it is in."""
+    source = tmp_path / "part"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "file").write_bytes(b"content")
+    files.sync_folder(source)
+    assert sorted(events) == [("sync", "file"), ("sync", "part"), ("sync", "sub")]
+    events.clear()
+    assert files.publish_new(source, tmp_path / "folder", "above/place") == "above/place"
+    assert events == [("move", "place"), ("sync", "above"), ("sync", "folder")]
+
+
 def test_a_write_that_fails_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

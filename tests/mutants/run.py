@@ -7,8 +7,9 @@ The faults are data: `tests/mutants/*.toml`, one table `[[mutant]]` each, with
     old, new  text that is once in the file, and what takes its place
     tests     files or node ids of pytest, the narrowest that should fail
     survives  of a survivor alone: the reason why no test can fail
-    fresh     true, if its tests need artifacts that the changed code has exported; others get
-              those of the run without a mutant, which saves minutes and can only spare a mutant
+    fresh     true, if its tests need artifacts that the changed code has exported: minutes. All
+              others get those of the run without a mutant, and must not compare them with an
+              export of their own
 
 and before them a list `preload` of libraries that take seconds to import, for speed alone; plugins
 of pytest cannot be among them.
@@ -41,6 +42,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 ROOT = Path(__file__).parents[2]
 LISTS = Path("tests", "mutants")
@@ -51,7 +53,7 @@ SURVIVED, STALE, BROKEN = "SURVIVED", "STALE REASON", "DOES NOT APPLY"
 FORK = multiprocessing.get_context("fork")
 GOOD = (KILLED, TIMED_OUT, EXPLAINED)
 
-console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 class NothingMeasuredError(Exception):
@@ -307,8 +309,9 @@ def report(rows: Sequence[Row], seconds: float) -> None:
     table = Table("mutant", "verdict", "s", "killed by, or why not", box=None)
     for row in rows:
         style = "" if row.verdict in GOOD else "red"
-        reason = row.mutant.survives if row.verdict == EXPLAINED else row.by
-        table.add_row(row.mutant.name, row.verdict, f"{row.seconds:.1f}", reason, style=style)
+        reason = (row.mutant.survives if row.verdict == EXPLAINED else row.by) or ""
+        cells = (row.mutant.name, row.verdict, f"{row.seconds:.1f}", reason)
+        table.add_row(*(Text(cell, overflow="fold") for cell in cells), style=style)
     console.print(table)
     counts = {
         "killed": sum(row.verdict in (KILLED, TIMED_OUT) for row in rows),
