@@ -8,8 +8,8 @@ The faults are data: `tests/mutants/*.toml`, one table `[[mutant]]` each, with
     tests     files or node ids of pytest, the narrowest that should fail
     survives  of a survivor alone: the reason why no test can fail
     fresh     true, if its tests need artifacts that the changed code has exported: minutes. All
-              others get those of the run without a mutant, and must not compare them with an
-              export of their own
+              others get those of the run without a mutant, and name no test that compares these
+              with what the changed code exports or computes
 
 and before them a list `preload` of libraries that take seconds to import, for speed alone; plugins
 of pytest cannot be among them.
