@@ -10,6 +10,7 @@ RUNTIME    ?= ort
 STEPS      ?= 64
 SEED       ?= 0
 PYTHON     ?= python3
+MUTANTS    ?=
 
 comma := ,
 FIRST_PRECISION := $(firstword $(subst $(comma), ,$(PRECISION)))
@@ -21,7 +22,7 @@ BIN  := $(VENV)/bin
 LDLM := $(BIN)/ldlm
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo engines sample parity bench test test-base test-long test-gpu lint check clean
+.PHONY: help install demo engines sample parity bench test test-base test-long test-gpu mutants lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +80,9 @@ test-long: $(VENV)/.installed ## what takes long and seldom fails
 
 test-gpu: $(VENV)/.installed ## what needs an NVIDIA GPU, with a table of what was measured
 	$(BIN)/python -m pytest -m gpu -s
+
+mutants: $(VENV)/.installed ## seeded faults, one at a time, MUTANTS=part of a name or file
+	$(BIN)/python tests/mutants/run.py --only '$(MUTANTS)'
 
 lint: $(VENV)/.installed ## style, types and import rules
 	$(BIN)/ruff check .

@@ -18,6 +18,18 @@ from ldlm import LDLM, PRESETS, files
 from ldlm.initialise import initialise
 from ldlm.tokenizer import create
 
+# Artifacts of a run before this one, which `tests/mutants/run.py` shares between its mutants.
+READY = os.environ.get("LDLM_READY_ARTIFACTS", "")
+
+
+def copied_from_ready(folder: Path) -> bool:
+    """Copy artifacts that are ready, if this run was given any."""
+    source = Path(READY) / folder.name
+    if not READY or not source.exists():
+        return False
+    shutil.copytree(source, folder)
+    return True
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -58,7 +70,7 @@ def small_artifacts(small_checkpoint: Path, shared: Path) -> Path:
     """
     folder = shared / "artifacts" / "small"
     with files.locked(shared):
-        if not folder.exists():
+        if not folder.exists() and not copied_from_ready(folder):
             Export(small_checkpoint, folder, ["fp32", "fp16", "bf16"]).run(lambda _: None)
             target = Target(parse_sms("all"), skip_unsupported=True)
             ranges = profiles(PRESETS["small"])
@@ -71,7 +83,7 @@ def int8_artifacts(small_artifacts: Path, small_checkpoint: Path, shared: Path) 
     """The small artifacts with int8 beside the other precisions. Do not change them."""
     folder = shared / "artifacts" / "small-int8"
     with files.locked(shared):
-        if not folder.exists():
+        if not folder.exists() and not copied_from_ready(folder):
             shutil.copytree(small_artifacts, folder)
             Export(small_checkpoint, folder, ["int8"]).run(lambda _: None)
     return folder

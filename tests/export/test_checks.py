@@ -69,6 +69,36 @@ def half_softmax(model: ir.Model) -> None:
     first(model, "Softmax").outputs[0].dtype = ir.DataType.FLOAT16
 
 
+def half_tanh(model: ir.Model) -> None:
+    first(model, "Tanh").inputs[0].dtype = ir.DataType.FLOAT16
+
+
+def mask_after_cap(model: ir.Model) -> None:
+    """Something is added to the capped scores: a mask that the model does not have."""
+    softmax = first(model, "Softmax")
+    capped = softmax.inputs[0]
+    added = ir.Node("", "Add", [capped, capped])
+    added.outputs[0].name, added.outputs[0].dtype = "masked", capped.dtype
+    model.graph.insert_before(softmax, added)
+    softmax.replace_input_with(0, added.outputs[0])
+
+
+def other_epsilon(model: ir.Model) -> None:
+    """Of the next size: 12 millionths in place of 10."""
+    node = first(model, "LayerNormalization")
+    node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 1.2e-5)
+
+
+def other_cap(model: ir.Model) -> None:
+    """Only behind the tanh, where it scales what the softmax reads."""
+    ((product, place),) = first(model, "Tanh").outputs[0].uses()
+    cap = product.inputs[1 - place].const_value.numpy()
+    twin = ir.Value(name="cap", const_value=ir.tensor(cap * 0.9, name="cap"))
+    twin.dtype, twin.shape = product.inputs[1 - place].dtype, product.inputs[1 - place].shape
+    model.graph.register_initializer(twin)
+    product.replace_input_with(1 - place, twin)
+
+
 def lose_norm(model: ir.Model) -> None:
     bypass(model, first(model, "LayerNormalization"))
 
@@ -112,6 +142,10 @@ FAULTS: list[tuple[Callable[[ir.Model], None], str, str]] = [
     (cap_after_softmax, "latent_decoder", "not fed by the softcap"),
     (half_norm, "denoiser", "LayerNormalization is not in the dtype"),
     (half_softmax, "latent_decoder", "Softmax of the capped softmax is not in the dtype"),
+    (half_tanh, "latent_decoder", "Tanh of the capped softmax is not in the dtype"),
+    (mask_after_cap, "latent_decoder", "not fed by the softcap"),
+    (other_epsilon, "denoiser", "another constant than the config"),
+    (other_cap, "latent_decoder", "another constant than the config"),
     (lose_norm, "token_decoder", "another number of LayerNormalization"),
     (fixed_batch, "latent_decoder", "specialised to its example"),
     (other_dtype, "latent_decoder", "not as specified"),
@@ -166,6 +200,28 @@ def test_lost_external_data_is_noticed(folder: Path, small: LDLM) -> None:
     (folder / "latent_decoder.onnx.data").rename(folder / "renamed.data")
     with pytest.raises(GraphCheckError, match="not in one file"):
         check(folder, "latent_decoder", small)
+
+
+def test_a_second_weights_file_is_noticed(folder: Path, small: LDLM) -> None:
+    """The graph's tensors lie in its component's file and in another one."""
+    path = folder / "latent_decoder.onnx"
+    model = ir.load(path)
+    value = max(model.graph.initializers.values(), key=lambda v: v.const_value.nbytes)
+    moved = value.const_value
+    shutil.copy(folder / moved.location, folder / "other.data")
+    value.const_value = ir.ExternalTensor(
+        "other.data",
+        moved.offset,
+        moved.length,
+        moved.dtype,
+        shape=moved.shape,
+        name=moved.name,
+        base_dir=folder,
+    )
+    ir.save(model, path)
+    with pytest.raises(GraphCheckError, match="not in one file") as caught:
+        check(folder, "latent_decoder", small)
+    assert "other.data" in caught.value.details["got"]
 
 
 def test_a_policy_that_was_not_applied_is_noticed(folder: Path, small: LDLM) -> None:

@@ -63,9 +63,11 @@ def test_taps_leave_the_module_as_it_was(small: LDLM, weights: str) -> None:
     with tapped(module, weights) as names:
         result, *tensors = module(*inputs)
         again = module(*inputs)
+        others = module(*(1 - tensor for tensor in inputs))
     assert torch.equal(result, plain)
     assert len(names) == len(set(names)) == len(tensors)
     assert all(torch.equal(a, b) for a, b in zip(tensors, again[1:], strict=True))
+    assert not torch.equal(tensors[-1], others[-1])  # each run has its own
     assert torch.equal(module(*inputs), plain)
     assert not any(m._forward_hooks for m in module.modules())
     flat = [tuple(t.flatten().tolist()) for t in tensors]
@@ -95,6 +97,22 @@ def test_expose_names_the_value_made_at_the_same_place() -> None:
     assert expose(model, chain("Abs", "Neg", extra="tap"), "stage") == {"tap": "tap"}
     assert [value.name for value in model.graph.outputs] == ["y", "tap"]
     assert model.graph.outputs[1].producer().op_type == "Abs"
+
+
+def test_expose_takes_the_result_of_the_same_number() -> None:
+    """Both parts of a Split are made at one place."""
+    models = []
+    for names in (["y"], ["y", "tap"]):
+        x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]))
+        node = ir.Node("", "Split", [x], num_outputs=2)
+        node.outputs[0].name, node.outputs[1].name = "y", "second"
+        for value, name in zip(node.outputs, names, strict=False):
+            value.name = name
+        outputs = list(node.outputs)[: len(names)]
+        graph = ir.Graph([x], outputs, nodes=[node], opset_imports={"": 23}, name="split")
+        models.append(ir.Model(graph, ir_version=10))
+    assert expose(*models, "stage") == {"tap": "tap"}
+    assert models[0].graph.outputs[1].index() == 1
 
 
 def test_expose_leaves_the_graphs_own_outputs_alone() -> None:

@@ -117,15 +117,19 @@ def test_nothing_is_written_when_the_export_fails(
     assert not folder.exists()
 
 
-def test_widen_leaves_no_half_tensor(small_artifacts: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_widen_leaves_no_half_tensor(small_artifacts: Path, precision: str) -> None:
     import onnx_ir as ir
 
-    model = ir.load(graph_path(small_artifacts, "fp16", "denoiser"))
+    assert set(HALF) == {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+    model = ir.load(graph_path(small_artifacts, precision, "denoiser"))
     before = [v.dtype for v in model.graph.initializers.values()]
     assert any(dtype in HALF for dtype in before)
     assert widen(model) > 0
     values = [*model.graph.initializers.values(), *(o for n in model.graph for o in n.outputs)]
     assert not any(value.dtype in HALF for value in values)
+    casts = [n.attributes["to"].as_int() for n in model.graph if n.op_type == "Cast"]
+    assert not {ir.DataType(to) for to in casts} & set(HALF)
     assert widen(model) == 0
 
 

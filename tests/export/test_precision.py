@@ -59,6 +59,9 @@ def test_without_rounding_keeps_the_rounded_weights(small: LDLM) -> None:
     weight = small.denoiser.state_dict()[name]
     assert torch.equal(wide.state_dict()[name], weight.half().float())
     assert not torch.equal(wide.state_dict()[name], weight)
+    islands = [module for module in wide.modules() if isinstance(module, Island)]
+    assert torch.float16 in {m.compute_dtype for m in half.modules() if isinstance(m, Island)}
+    assert {island.compute_dtype for island in islands} == {torch.float32}
 
 
 def test_rules_that_do_not_fit_are_errors(small: LDLM) -> None:
@@ -87,6 +90,7 @@ def test_a_precision_is_a_value_made_from_its_name() -> None:
     assert Precision.of(str(experiment)) == experiment
     assert experiment.islands("latent_decoder") == ["softcap_softmax", "residual"]
     assert experiment.dtype("denoiser", "layer_norm") == "float16"
+    assert Precision.of("bf16-without-residual").dtype("denoiser", "residual") == "bfloat16"
     for name, islands in (("fp32", ["rms_norm"]), ("int8", ["residual"]), ("fp16", ["gelu"])):
         with pytest.raises(ConfigError, match="island"):
             Precision.of(name).without(islands)

@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 from engines import compare
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import named
-from export.passes.solver_update import solver_update
-from export.passes.split_conditioning import conditioning_graph, rows_of, step_graph
+from export.passes.solver_update import next_step, solver_update
+from export.passes.split_conditioning import (
+    conditioning_graph,
+    require_tables,
+    rows_of,
+    step_graph,
+)
+from export.precision import Precision
 from export.stages import DYNAMIC, LOOP, TABLE_STEPS, StageSpec, stage
 from ldlm import LDLM
 from ldlm.errors import GraphCheckError
@@ -217,6 +223,24 @@ def test_the_update_is_appended_and_leaves_the_estimate_alone(
     assert np.array_equal(x_next, A * x + B * after + C * noise)
 
 
+def test_the_number_of_the_next_step_is_one_more(small_artifacts: Path, rows: Array) -> None:
+    model = load(small_artifacts, "denoiser")
+    step_graph(model, stage("denoiser_step"))
+    next_step(model, stage("denoiser_step"))
+    x, x0_prev = drawn(*SHAPE, seed=1), drawn(*SHAPE, seed=2)
+    _, number = run(model, x_t=x, x0_prev=x0_prev, step=np.array([9]), modulations=rows)
+    assert number.tolist() == [10]
+
+
+def test_a_norm_without_its_bias_is_refused() -> None:
+    """What a change of the pattern would leave: a gain of its own, and a product after it."""
+    model = handmade(EARLY + PLAIN + "y = Neg(z)")
+    with pytest.raises(GraphCheckError, match="gain and bias from the table"):
+        require_tables(model.graph, stage("denoiser_step"), Precision.of("fp32"))
+    step_graph(model, for_steps("denoiser_step", 3))
+    require_tables(model.graph, stage("denoiser_step"), Precision.of("fp32"))
+
+
 # Where it must not fire
 
 SIGNATURE = "(float[batch,length,4] x, float[batch] t) => (float[batch,length,4] y)"
@@ -270,6 +294,12 @@ def halves_agree(body: str) -> int:
 def test_a_handmade_norm_is_found() -> None:
     """The pattern that those below break."""
     assert halves_agree(EARLY + PLAIN + "y = Neg(z)") == 1
+
+
+def test_a_norm_of_the_step_keeps_its_epsilon() -> None:
+    """Of a size that shows; that of `small` is also ONNX's default."""
+    plain = PLAIN.replace("axis=-1", "axis=-1, epsilon=0.5")
+    assert halves_agree(EARLY + plain + "y = Neg(z)") == 1
 
 
 @pytest.mark.parametrize("name", NORMS_TO_LEAVE)

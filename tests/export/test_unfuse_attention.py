@@ -67,6 +67,22 @@ def test_the_loops_rows_unfused_compute_the_same(small_artifacts: Path, small: L
     assert "SOFTMAX" in kinds
 
 
+def test_a_scale_of_its_own_is_kept(small_artifacts: Path, small: LDLM, tmp_path: Path) -> None:
+    spec = compared("denoiser")
+    inputs = stage_inputs(spec, small.config, 2, 17)
+    model = ir.load(graph_path(small_artifacts, "fp32", "denoiser"))
+    for node in model.graph:
+        if node.op_type == "Attention":
+            node.attributes["scale"] = ir.AttrFloat32("scale", 0.5)
+    found = []
+    for name in ("fused", "unfused"):
+        path = tmp_path / f"{name}.onnx"
+        ir.save(model, path, external_data=f"{path.name}.data")
+        found.append(OrtStage(path, spec, small.config)(*inputs))
+        unfuse_attention(model)
+    assert compare(*found).relative_l2 < 1e-5
+
+
 def mask(node: ir.Node) -> None:
     node.resize_inputs(4)
     node.replace_input_with(3, ir.Value(name="mask"))

@@ -60,6 +60,7 @@ def test_published_stands_beside_changed_totals() -> None:
     assert trained.parameters == EXPECTED["trained"] + 768
     assert trained.published == EXPECTED["trained"]
     small = {line.component: line for line in account(PRESETS["small"])}
+    assert all(line.published is None for line in small.values())
     assert 1_500_000 < small["trained"].parameters < 3_000_000
 
 

@@ -130,6 +130,27 @@ def test_a_failed_save_leaves_the_old_checkpoint(
     assert [p.name for p in own_checkpoint.parent.iterdir()] == [own_checkpoint.name]
 
 
+def test_space_for_the_weights_is_asked_for(
+    small: LDLM, own_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is free holds the config and the tokenizer, and not the weights beside them."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("begun on a disk that cannot hold it")
+
+    monkeypatch.setattr("ldlm.files.free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("safetensors.torch.save_file", never)
+    with pytest.raises(DiskSpaceError, match="1,048,576 bytes free"):
+        small.save_checkpoint(own_checkpoint)
+
+
+def test_a_checkpoint_is_replaced_only_by_force(own_checkpoint: Path, tmp_path: Path) -> None:
+    checkpoints.require_new(own_checkpoint, force=True)
+    checkpoints.require_new(tmp_path / "nothing", force=False)
+    with pytest.raises(CheckpointError, match="a checkpoint already"):
+        checkpoints.require_new(own_checkpoint, force=False)
+
+
 def test_saving_replaces_an_older_checkpoint(small: LDLM, own_checkpoint: Path) -> None:
     other = initialise(LDLM(small.config), seed=1)
     other.save_checkpoint(own_checkpoint)
@@ -152,6 +173,19 @@ def test_initialisation_draws_every_tensor(small: LDLM) -> None:
     assert all(draw.reason for draw in DRAWS)
 
 
+def test_draws_have_their_mean_and_deviation(small: LDLM) -> None:
+    """Weights that keep the variance of what they multiply; and no two tensors are alike."""
+    state = small.state_dict()
+    for name in ("denoiser.blocks.0.mlp.up.weight", "denoiser.blocks.0.mlp.down.weight"):
+        weight = state[name]
+        assert float(weight.std()) == pytest.approx(weight.shape[1] ** -0.5, rel=0.02)
+    for name, mean, std in (("latent_std", 1.0, 0.1), ("latent_mean", 0.0, 0.1)):
+        assert float(state[name].mean()) == pytest.approx(mean, abs=0.04)
+        assert float(state[name].std()) == pytest.approx(std, rel=0.25)
+    twins = [state[f"token_decoder.blocks.{i}.q.weight"] for i in range(2)]
+    assert abs(float((twins[0] * twins[1]).sum() / twins[0].norm() / twins[1].norm())) < 0.05
+
+
 def test_constructors_give_the_papers_start() -> None:
     model = LDLM(PRESETS["small"])
     state = model.state_dict()
@@ -160,6 +194,8 @@ def test_constructors_give_the_papers_start() -> None:
     assert all(not torch.any(state[name]) for name in zero + [n for n in state if "scale" in n])
     assert all(torch.all(v == 1) for n, v in state.items() if n.endswith(("gain", "norm1.weight")))
     assert torch.any(state["denoiser.blocks.0.out.weight"])
+    assert torch.all(state["latent_std"] == 1)  # the latents as they are
+    assert not torch.any(state["latent_mean"])
 
 
 def test_header_is_read_without_the_tensors(small_checkpoint: Path) -> None:

@@ -230,3 +230,7 @@ def test_the_module_is_light() -> None:
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert got.stdout.strip() == "light"
+
+
+def test_a_denoiser_call_needs_six_vectors_per_block_and_two_at_the_end() -> None:
+    assert [PRESETS[name].modulation_rows for name in ("base", "small")] == [74, 14]

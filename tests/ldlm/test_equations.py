@@ -8,9 +8,11 @@ import numpy as np
 import numpy_reference as reference
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ldlm import LDLM, PRESETS
 from ldlm.initialise import initialise
+from ldlm.latent_decoder import LatentsToHidden
 
 B, T = 2, 5
 
@@ -146,6 +148,25 @@ def test_token_decoder(exact: LDLM) -> None:
     assert relative(exact.token_decoder(torch.from_numpy(h_hat)), expected) <= 1e-6
 
 
+def test_latents_are_normalised_back_before_they_are_decoded(exact: LDLM) -> None:
+    """z std + mean, and neither (z + mean) std nor the two exchanged."""
+    z = torch.from_numpy(normal(B, T, exact.config.d_model))
+    stage = LatentsToHidden(exact.latent_decoder, exact.latent_mean, exact.latent_std)
+    expected = exact.latent_decoder(z * exact.latent_std + exact.latent_mean)
+    assert relative(stage(z), expected.numpy()) <= 1e-12
+
+
+def test_the_final_norm_of_a_token_decoder_is_applied() -> None:
+    """Twice its gain is twice the logits: nothing but the head follows it."""
+    config = replace(PRESETS["small"], token_final_norm=True)
+    decoder = initialise(LDLM(config), 0).requires_grad_(False).token_decoder
+    h_hat = torch.from_numpy(normal(B, T, config.d_model)).float()
+    before = decoder(h_hat)
+    assert decoder.final_norm is not None
+    decoder.final_norm.weight.mul_(2)
+    torch.testing.assert_close(decoder(h_hat), 2 * before)
+
+
 def test_one_sample_does_not_see_another(small: LDLM) -> None:
     z = torch.from_numpy(normal(3, T, small.config.d_model)).float()
     together = small.latent_decoder(z)
@@ -155,8 +176,6 @@ def test_one_sample_does_not_see_another(small: LDLM) -> None:
 
 def test_reconstruction_choices_change_the_model() -> None:
     """Section 7's unknowns are fields that do something, each in its own direction."""
-    from msgspec.structs import replace
-
     base = PRESETS["small"]
     bare = replace(base, input_bias=False, token_final_norm=True, position_scale=1.0)
     model = initialise(LDLM(bare), 0)

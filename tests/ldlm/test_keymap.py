@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from ldlm import LDLM, PRESETS, LDLMConfig
 from ldlm.errors import CheckpointError, ConfigError, LDLMError
-from ldlm.keymap import convert, read_map, rename
+from ldlm.keymap import KeyMap, TensorRule, convert, read_map, rename
 
 MAP = """
 preset = "small"
@@ -100,6 +100,25 @@ def test_mistakes_are_named(
     with pytest.raises(LDLMError, match=words):
         convert(source, read_map(mapping), tmp_path / "ours", None)
     assert not (tmp_path / "ours").exists()
+
+
+def renamed(theirs: str, ours: tuple[str, ...], source: dict[str, torch.Tensor]) -> list[str]:
+    rule = TensorRule((theirs,), ours, transpose=False)
+    return sorted(rename(source, KeyMap(PRESETS["small"], (rule,), ())))
+
+
+def test_a_tensor_splits_into_equal_parts_alone() -> None:
+    assert renamed("a", ("x", "y"), {"a": torch.zeros(4, 2)}) == ["x", "y"]
+    with pytest.raises(CheckpointError, match="equal parts"):
+        renamed("a", ("x", "y"), {"a": torch.zeros(5, 2)})
+
+
+def test_a_place_without_a_star_holds_no_dot() -> None:
+    source = {"a.0.w": torch.zeros(1), "a.b.c.w": torch.zeros(1)}
+    assert renamed("a.{i*}.w", ("{i*}",), source) == ["0", "b.c"]
+    with pytest.raises(CheckpointError, match="unused") as caught:
+        renamed("a.{i}.w", ("{i}",), source)
+    assert caught.value.details["tensor"] == "a.b.c.w"
 
 
 def test_one_string_is_one_pattern(

@@ -171,6 +171,21 @@ def test_mlp_uses_the_exact_gelu() -> None:
     assert not torch.allclose(mlp(x), mlp.down(F.gelu(h, approximate="tanh")), atol=1e-8)
 
 
+def test_the_norm_inside_an_mlp_has_the_configs_epsilon() -> None:
+    """That of the presets is also the default; here it is another."""
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(NormedMLP(8, 32, 0.5).norm(x), F.layer_norm(x, (8,), eps=0.5))
+
+
+def test_rotary_tables_are_rounded_once() -> None:
+    """Angles are float64: at position 1000, float32 has 4 digits behind the point."""
+    half, base = 32, 10000.0
+    angles = np.outer(np.arange(1024), base ** (-np.arange(half) / half))
+    for table, function in zip(Rotary(64, 1024, base)(1024), (np.cos, np.sin), strict=True):
+        expected = function(np.tile(angles, 2)).astype(np.float32)
+        assert np.array_equal(table.numpy(), expected)
+
+
 def test_rotary_depends_on_distance_alone() -> None:
     tables = Rotary(8, 64, 10000.0)(64)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)

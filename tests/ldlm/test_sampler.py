@@ -125,6 +125,7 @@ def test_stages_that_take_one_sample_at_a_time() -> None:
 def test_what_a_request_leaves_open_is_the_models() -> None:
     open_ = SampleRequest().of(CONFIG)
     assert (open_.length, open_.steps) == (8, CONFIG.sampler_steps)
+    assert open_.solver == "euler"
     assert SampleRequest().of(PRESETS["base"]).length == 64
     grid = SampleRequest(grid=[0.9, 0.1], solver="ddim").of(CONFIG)
     assert (grid.steps, len(grid.table(CONFIG))) == (None, 1)

@@ -39,6 +39,9 @@ def test_ends() -> None:
     assert float(SCHEDULE.sigma(0.0)) == 0.0
     assert 0 < float(SCHEDULE.alpha(1.0)) < 1e-15  # finite in float64, where float32 is -2.3e7
     assert float(SCHEDULE.sigma(1.0)) == 1.0
+    assert float(SCHEDULE.beta(0.97)) == float(SCHEDULE.beta(0.95))  # clipped
+    # 1 - alpha^2 would be 0 here
+    assert float(SCHEDULE.sigma(1e-9)) == pytest.approx(1.5e-9 * math.pi, rel=1e-9)
     assert float(SCHEDULE.sigma(0.05)) == pytest.approx(0.23, abs=0.005)
 
 

@@ -28,12 +28,20 @@ def test_gpt2_ids_are_gpt2s() -> None:
     assert [tokenizer.token_to_id(token) for token in BASE.added_tokens] == [50257, 50258]
 
 
+def test_byte_ids_are_the_order_of_their_symbols() -> None:
+    """Weights are trained on these ids: they must not depend on the run that made the tokenizer."""
+    tokenizer = create(SMALL)
+    assert tokenizer.encode("!a z").ids == [0, 64, 220, 89]
+    assert tokenizer.token_to_id("<|endoftext|>") == 256
+
+
 def test_a_text_ends_at_the_first_end_of_text() -> None:
     tokenizer = create(BASE)
     ids = [*tokenizer.encode("one two").ids, 50256, *tokenizer.encode(" three").ids]
     assert decode(tokenizer, ids, BASE.end_of_text) == "one two"
     assert decode(tokenizer, ids, BASE.end_of_text, raw=True) == "one two<|endoftext|> three"
     assert decode(tokenizer, ids[:2], BASE.end_of_text) == "one two"
+    assert decode(tokenizer, [*ids, 50256, *ids], BASE.end_of_text) == "one two"
 
 
 def test_tokenizers_that_do_not_fit() -> None:
