@@ -102,6 +102,7 @@ def furnish(here: Path, int8_artifacts: Path, small_checkpoint: Path) -> Callabl
         for name in set(re.findall(r"artifacts/(base|mine)", text)):
             shutil.copytree(int8_artifacts, here / "artifacts" / name)
         shutil.copy2(small_checkpoint / WEIGHTS, here / "theirs.safetensors")
+        shutil.copy2(small_checkpoint / "tokenizer.json", here / "tokenizer.json")
         (here / "map.toml").write_text(
             'preset = "small"\n[[tensor]]\ntheirs = "{name*}"\nours = "{name*}"\n'
         )
