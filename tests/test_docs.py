@@ -43,6 +43,11 @@ SMALL = (
     (r"-n 1000 --batch-size 64", "-n 20 --batch-size 20", "1000 texts take minutes"),
     (r"(--judge judge.py)$", r"\1 -n 4 --steps 4", "the default is 1000 texts of 1024 steps"),
     (r"(--grid \S+)", r"\1 --length 16", "a text shows all that its grid does"),
+    (
+        r"evaluate artifacts/grammar --checkpoint examples/grammar/checkpoint(.*) -n 100 --steps 64",
+        r"evaluate artifacts/base --checkpoint checkpoints/base\1 -n 4 --steps 4",
+        "make demo makes those artifacts",
+    ),
 )
 # The same, where the test is not a long one.
 FAST = (
