@@ -44,8 +44,8 @@ SMALL = (
     (r"(--judge judge.py)$", r"\1 -n 4 --steps 4", "the default is 1000 texts of 1024 steps"),
     (r"(--grid \S+)", r"\1 --length 16", "a text shows all that its grid does"),
     (
-        r"evaluate artifacts/grammar --checkpoint examples/grammar/checkpoint(.*) -n 100 --steps 64",
-        r"evaluate artifacts/base --checkpoint checkpoints/base\1 -n 4 --steps 4",
+        r"artifacts/grammar --checkpoint examples/grammar/checkpoint(.*) -n 100 --steps 64",
+        r"artifacts/base --checkpoint checkpoints/base\1 -n 4 --steps 4",
         "make demo makes those artifacts",
     ),
 )
