@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from engines.proof.records import Ablation, IslandRecord, Source
+from engines.proof.stress import stressed
 from engines.proof.subject import Subject, pooled_distance
 from export.precision import Precision
 from export.stages import StageSpec
@@ -113,7 +114,7 @@ def ablate(subject: Subject) -> Iterator[Ablation]:
     if not subject.precision.is_half:
         return
     islands = subject.precision.islands(subject.spec.component)
-    for whole in (subject.at(CASE), subject.stressed().at(CASE)):
+    for whole in (subject.at(CASE), subject.stressed(stressed(subject.model)).at(CASE)):
         for off in dict.fromkeys(((), *((island,) for island in islands), tuple(islands))):
             whole.tell(f"{whole.checkpoint} checkpoint, without {' '.join(off) or 'nothing'}")
             with replace(whole, precision=whole.precision.without(off)).exported() as experiment:

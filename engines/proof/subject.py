@@ -20,7 +20,7 @@ from engines.proof.gates import FLOAT64_RATIO, FORMULA_L2
 from engines.proof.inputs import clamped, stage_inputs
 from engines.proof.questions import Question
 from engines.proof.records import Checkpoint, Distances, Measurement
-from engines.proof.stress import stress_inputs, stressed
+from engines.proof.stress import stress_inputs
 from engines.runtime.ort import OrtStage
 from engines.runtime.stage import Array
 from engines.runtime.torch import EvaluatorStage, TorchStage
@@ -68,9 +68,9 @@ class Subject:
         possible = (clamped(case, self.model.config, largest) for case in cases)
         return replace(self, cases=tuple(dict.fromkeys(possible)))
 
-    def stressed(self) -> Self:
-        """The same of a stressed copy of the checkpoint; its graphs are still to be exported."""
-        return replace(self, model=stressed(self.model), checkpoint="stress", paths={})
+    def stressed(self, model: LDLM) -> Self:
+        """The same of `model`, a stressed copy of its own; its graphs are still to be exported."""
+        return replace(self, model=model, checkpoint="stress", paths={})
 
     @contextlib.contextmanager
     def exported(self, parent: Path | None = None) -> Iterator[Self]:

@@ -12,6 +12,7 @@ from engines.proof.records import Measurement, Proof, Record
 from engines.proof.sabotage.selftest import self_test
 from engines.proof.saved import scope_of
 from engines.proof.stage import prove
+from engines.proof.stress import stressed
 from engines.proof.subject import Case, Subject
 from export.precision import Precision
 from export.stages import SAMPLED, compared, components, stage
@@ -57,6 +58,7 @@ def verify(
     if SAMPLER in chosen:
         schedule = TangentSchedule(manifest.config.tangent_d, manifest.config.t_min)
         step_table(SampleRequest.solver, schedule, schedule.grid(options.sampler_steps))
+    tough = stressed(model) if options.stress and chosen != [SAMPLER] else None
     records: list[Record] = []
     for component in chosen:
         for name in precisions:
@@ -69,19 +71,19 @@ def verify(
             if component == SAMPLER:
                 records += drift(subject, options.sampler_steps)
             else:
-                records += _component(subject, folder, manifest, options)
+                records += _component(subject, folder, manifest, options, tough)
     return Proof.of(records)
 
 
 def _component(
-    subject: Subject, folder: Path, manifest: Manifest, options: ProofOptions
+    subject: Subject, folder: Path, manifest: Manifest, options: ProofOptions, tough: LDLM | None
 ) -> Iterator[Record]:
-    """All that is asked of a component in a precision."""
+    """All that is asked of a component in a precision; `tough` is the stressed model, or None."""
     yield from prove(subject.at(*CASES))
     for name, path in subject.paths.items():
         yield from islands.look(path, stage(name), subject.precision)
-    if options.stress:
-        yield from stress(subject, folder)
+    if tough is not None:
+        yield from stress(subject, tough, folder)
     if options.taps:
         yield from taps.look(subject)
     if options.self_test:
@@ -97,8 +99,8 @@ def _component(
         yield from islands.ablate(subject)
 
 
-def stress(subject: Subject, folder: Path) -> Iterator[Measurement]:
+def stress(subject: Subject, tough: LDLM, folder: Path) -> Iterator[Measurement]:
     """Prove a component of a stressed model, exported inside a folder; see `Subject.exported`."""
     subject.tell("stress checkpoint")
-    with subject.stressed().exported(folder) as tough:
-        yield from prove(tough.at(*STRESS_CASES))
+    with subject.stressed(tough).exported(folder) as exported:
+        yield from prove(exported.at(*STRESS_CASES))

@@ -20,6 +20,7 @@ from engines.proof.gates import SIGNAL_LOST, precision_limit
 from engines.proof.questions import ProofOptions
 from engines.proof.records import Measurement, Proof
 from engines.proof.stage import prove
+from engines.proof.stress import stressed
 from engines.proof.subject import Subject
 from engines.proof.update import update
 from engines.proof.verify import stress, verify
@@ -122,7 +123,8 @@ def test_a_fault_is_noticed(
 @pytest.mark.long
 def test_the_stressed_latent_decoder_is_within_its_gates(small: LDLM, tmp_path: Path) -> None:
     """Outlier channels stretch the one scale that all activations share."""
-    found = Proof.of(stress(Subject(small, compared("latent_decoder"), INT8), tmp_path))
+    subject = Subject(small, compared("latent_decoder"), INT8)
+    found = Proof.of(stress(subject, stressed(small), tmp_path))
     assert {(m.batch, m.length) for m in found.measurements if m.batch} == {(1, 17), (3, 128)}
     assert {m.checkpoint for m in found.measurements} == {"stress"}
     found.require_passed()

@@ -148,13 +148,13 @@ def test_islands_have_names() -> None:
 
 @pytest.mark.long(ci=True)
 def test_every_stage_is_within_its_gate_on_stress_weights(
-    small: LDLM, private_artifacts: Path
+    small: LDLM, tough: LDLM, private_artifacts: Path
 ) -> None:
     found = [
         measurement
         for component in components()
         for measurement in stress(
-            Subject(small, compared(component), POLICIES["fp16"]), private_artifacts
+            Subject(small, compared(component), POLICIES["fp16"]), tough, private_artifacts
         )
     ]
     Proof(tuple(found)).require_passed()
